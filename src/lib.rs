@@ -1,0 +1,8 @@
+//! Strata: runs very large mixture-of-experts language models on ordinary PCs.
+//!
+//! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
+//! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
+
+pub mod gguf;
+pub mod quant;
+pub mod units;
