@@ -79,7 +79,7 @@ impl Format {
     /// Bytes of a row of `len` weights, or `None` if `len` is not a whole number of blocks (or overflows).
     pub fn row_bytes(self, len: u64) -> Option<u64> {
         let info = self.info();
-        if len % info.block_len as u64 != 0 {
+        if !len.is_multiple_of(info.block_len as u64) {
             return None;
         }
         (len / info.block_len as u64).checked_mul(info.block_bytes as u64)

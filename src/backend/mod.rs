@@ -1,0 +1,120 @@
+//! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
+
+pub mod cpu;
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
+
+/// What a device is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceFacts {
+    /// How the user names it: `cpu`, `cuda:0`, `vulkan:1`.
+    pub id: String,
+    /// What the vendor calls it.
+    pub name: String,
+    /// Arithmetic in use, for reports: `avx512-vnni, 2 threads`.
+    pub detail: String,
+}
+
+/// Sizes of the arenas of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ArenaSizes {
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    pub work_bytes: u64,
+}
+
+impl ArenaSizes {
+    pub fn of(stage: &Stage) -> ArenaSizes {
+        ArenaSizes { weights_bytes: stage.weights_bytes, state_bytes: stage.state_bytes, work_bytes: stage.work_bytes }
+    }
+
+    pub fn get(&self, arena: ArenaKind) -> u64 {
+        match arena {
+            ArenaKind::Weights => self.weights_bytes,
+            ArenaKind::State => self.state_bytes,
+            ArenaKind::Work => self.work_bytes,
+        }
+    }
+
+    pub fn total_bytes(&self) -> u64 {
+        self.weights_bytes + self.state_bytes + self.work_bytes
+    }
+}
+
+/// Bytes in use as the device itself counts them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryReport {
+    pub arenas_bytes: u64,
+    /// Scratch that the backend keeps beside the arenas, fixed by [`Backend::prepare`].
+    pub scratch_bytes: u64,
+}
+
+#[derive(Debug, Error)]
+pub enum BackendError {
+    #[error("{device}: the {arena:?} arena of {bytes} bytes could not be allocated: {reason}")]
+    OutOfMemory { device: String, arena: ArenaKind, bytes: u64, reason: String },
+    #[error("{device}: {what} lies outside the {arena:?} arena of {arena_bytes} bytes")]
+    OutOfBounds { device: String, what: String, arena: ArenaKind, arena_bytes: u64 },
+    #[error("{device} cannot run '{op}' ({reason})")]
+    Unsupported { device: String, op: String, reason: String },
+    #[error("{device}: {problem}")]
+    Rejected { device: String, problem: String },
+    #[error("{device} was interrupted")]
+    Interrupted { device: String },
+}
+
+/// A prepared program: an index that [`Backend::prepare`] gave out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PreparedId(pub usize);
+
+/// A run that has been started; wait for it before reading its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[must_use = "a run's errors surface in wait"]
+pub struct Ticket(pub u64);
+
+/// One device with one stage on it. All memory is taken in `open` and `prepare`; afterwards nothing allocates.
+pub trait Backend: Send {
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Whether the device can execute an op of a stage, with the reason if not.
+    fn supports(&self, stage: &Stage, op: &Op) -> Result<(), String>;
+
+    /// Takes the arenas. The only call that allocates device memory.
+    fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError>;
+
+    /// Copies bytes into an arena.
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError>;
+
+    /// The bytes of a slice where the host can write them in place (host memory); `None` where `upload` is needed.
+    fn host_bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]>;
+
+    /// Copies bytes out of an arena.
+    fn download(&mut self, from: Slice, bytes: &mut [u8]) -> Result<(), BackendError>;
+
+    /// Sets a slice to zero bytes.
+    fn clear(&mut self, slice: Slice) -> Result<(), BackendError>;
+
+    /// Makes program `program` of `stage` ready to run. The stage has been checked.
+    fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError>;
+
+    /// Starts a run. Inputs were uploaded to their buffers before.
+    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError>;
+
+    /// Waits for a run. Errors are sticky and surface here.
+    fn wait(&mut self, ticket: Ticket) -> Result<(), BackendError>;
+
+    /// Runs one step at a time and shows every buffer the step wrote: `(step, buffer, rows × width elements)`.
+    /// For comparing devices and for finding the first wrong op; may be slow.
+    fn trace(
+        &mut self,
+        program: PreparedId,
+        params: &RunParams<'_>,
+        see: &mut dyn FnMut(usize, BufferId, &[f32]),
+    ) -> Result<(), BackendError>;
+
+    fn memory(&self) -> MemoryReport;
+}

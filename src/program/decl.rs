@@ -1,0 +1,305 @@
+//! Declarations: weights, state, buffers and where their bytes lie.
+
+use super::op::Step;
+use crate::quant::Format;
+
+/// A piece of one arena on one device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Slice {
+    pub arena: ArenaKind,
+    pub offset_bytes: u64,
+    pub len_bytes: u64,
+}
+
+/// The arenas that a backend opens, each of them once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ArenaKind {
+    /// Read only after loading.
+    Weights,
+    /// Per-sequence state that outlives a run.
+    State,
+    /// Buffers of a program. Programs of one stage never run at the same time, so they share these bytes.
+    Work,
+}
+
+impl ArenaKind {
+    pub const ALL: [ArenaKind; 3] = [ArenaKind::Weights, ArenaKind::State, ArenaKind::Work];
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateId(pub u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BufferId(pub u32);
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RopeId(pub u32);
+
+/// A matrix of `rows` × `cols` (or `experts` of them) in a block format; a vector has one row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WeightDecl {
+    /// Name of the tensor in the model files.
+    pub tensor: String,
+    pub format: Format,
+    /// Input width: elements of a row.
+    pub cols: u32,
+    /// Output width: rows of one matrix.
+    pub rows: u32,
+    /// 1 for an ordinary matrix.
+    pub experts: u32,
+    /// First byte of expert 0 in the weights arena.
+    pub offset_bytes: u64,
+    /// Distance between two experts. Larger than a matrix where the parts of an expert lie together in one slab.
+    pub expert_stride_bytes: u64,
+}
+
+impl WeightDecl {
+    /// Bytes of one row. The builder has checked that `cols` is a whole number of blocks.
+    pub fn row_bytes(&self) -> u64 {
+        self.format.row_bytes(u64::from(self.cols)).unwrap_or(0)
+    }
+
+    /// Bytes of one matrix.
+    pub fn matrix_bytes(&self) -> u64 {
+        self.row_bytes() * u64::from(self.rows)
+    }
+
+    /// Where the matrix of `expert` lies.
+    pub fn slice(&self, expert: u32) -> Slice {
+        Slice {
+            arena: ArenaKind::Weights,
+            offset_bytes: self.offset_bytes + u64::from(expert) * self.expert_stride_bytes,
+            len_bytes: self.matrix_bytes(),
+        }
+    }
+}
+
+/// Element type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    F32,
+    F16,
+}
+
+impl KvFormat {
+    pub fn bytes(self) -> u64 {
+        match self {
+            KvFormat::F32 => 4,
+            KvFormat::F16 => 2,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            KvFormat::F32 => "f32",
+            KvFormat::F16 => "f16",
+        }
+    }
+}
+
+/// What a piece of per-sequence state holds. All of it is laid out slot after slot.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum StateKind {
+    /// Keys then values of one attention layer: `[K|V][kv_head][cell][head_dim]`.
+    Kv { format: KvFormat, cells: u32, kv_heads: u32, head_dim: u32 },
+    /// Keys of the sparse-attention indexer: raw keys `[cell][dim]` f32, then pooled block keys `[cells / ratio][dim]` f32.
+    IndexKeys { cells: u32, dim: u32, ratio: u32 },
+    /// Delta-rule state: `[version][head][value channel][key channel]` f32.
+    Delta { versions: u32, heads: u32, key_dim: u32, value_dim: u32 },
+    /// The last inputs of a causal convolution, a ring by token index: `[ring_rows][channels]` f32.
+    ConvHistory { ring_rows: u32, channels: u32 },
+}
+
+impl StateKind {
+    /// Bytes for one sequence slot.
+    pub fn bytes_per_slot(&self) -> u64 {
+        match *self {
+            StateKind::Kv { format, cells, kv_heads, head_dim } => {
+                2 * u64::from(cells) * u64::from(kv_heads) * u64::from(head_dim) * format.bytes()
+            }
+            StateKind::IndexKeys { cells, dim, ratio } => (u64::from(cells) + u64::from(cells / ratio)) * u64::from(dim) * 4,
+            StateKind::Delta { versions, heads, key_dim, value_dim } => {
+                u64::from(versions) * u64::from(heads) * u64::from(key_dim) * u64::from(value_dim) * 4
+            }
+            StateKind::ConvHistory { ring_rows, channels } => u64::from(ring_rows) * u64::from(channels) * 4,
+        }
+    }
+
+    /// Whether forgetting the newest tokens is done by counting (true) or needs a copy from before (false).
+    pub fn truncates(&self) -> bool {
+        matches!(self, StateKind::Kv { .. } | StateKind::IndexKeys { .. })
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct StateDecl {
+    pub name: String,
+    pub kind: StateKind,
+    pub slots: u32,
+    pub offset_bytes: u64,
+    /// Distance between slots: `kind.bytes_per_slot()` rounded up to the arena's alignment.
+    pub slot_stride_bytes: u64,
+}
+
+impl StateDecl {
+    pub fn slice(&self, slot: u32) -> Slice {
+        Slice {
+            arena: ArenaKind::State,
+            offset_bytes: self.offset_bytes + u64::from(slot) * self.slot_stride_bytes,
+            len_bytes: self.kind.bytes_per_slot(),
+        }
+    }
+}
+
+/// How many rows a buffer has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// One per row of the window.
+    Batch,
+    /// One per wanted output.
+    Outputs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    F32,
+    U32,
+}
+
+/// What the host writes into a buffer before a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum InputKind {
+    /// Embedding row of each token, already multiplied by `scale`.
+    TokenEmbedding { scale: f32 },
+    /// The n-gram rows of each token, joined.
+    NgramRows,
+    /// The residual streams from the stage before.
+    HandOff,
+}
+
+/// What the host reads from a buffer after a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputKind {
+    Logits,
+    /// The residual streams for the next stage.
+    HandOff,
+}
+
+/// A row-major matrix of 4-byte elements, `rows` × `width`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BufferDecl {
+    pub name: String,
+    pub rows: Rows,
+    pub width: u32,
+    pub element: Element,
+    pub input: Option<InputKind>,
+    pub output: Option<OutputKind>,
+    /// Where it lies in the work arena; set by packing.
+    pub offset_bytes: u64,
+    /// First and last step that touch it; set by packing. Inputs live from step 0, outputs to the last.
+    pub first_step: u32,
+    pub last_step: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShapeClass {
+    pub max_rows: u32,
+    pub max_outputs: u32,
+}
+
+impl ShapeClass {
+    pub fn rows(&self, rows: Rows) -> u32 {
+        match rows {
+            Rows::Batch => self.max_rows,
+            Rows::Outputs => self.max_outputs,
+        }
+    }
+}
+
+/// Which elements of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopePairing {
+    /// `(x[i], x[i + n/2])`.
+    Half,
+    /// `(x[2i], x[2i + 1])`.
+    Adjacent,
+}
+
+/// A rotary embedding. Angle of pair `i` = `position[component[i]] * inv_freq[i]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    pub pairing: RopePairing,
+    /// One entry a pair; the rotated part of a head is twice as long.
+    pub inv_freq: Vec<f64>,
+    /// 0 time, 1 height, 2 width.
+    pub component: Vec<u8>,
+    /// Factor on sine and cosine (YaRN's attention factor), else 1.
+    pub magnitude: f32,
+}
+
+/// The steps of one stage for one shape class.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    pub name: String,
+    pub shape: ShapeClass,
+    pub buffers: Vec<BufferDecl>,
+    pub steps: Vec<Step>,
+    /// Size of the work arena that this program needs.
+    pub work_bytes: u64,
+}
+
+impl Program {
+    pub fn buffer(&self, id: BufferId) -> &BufferDecl {
+        &self.buffers[id.0 as usize]
+    }
+
+    pub fn input(&self, wanted: impl Fn(InputKind) -> bool) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.input.is_some_and(&wanted)).map(|i| BufferId(i as u32))
+    }
+
+    pub fn output(&self, kind: OutputKind) -> Option<BufferId> {
+        self.buffers.iter().position(|b| b.output == Some(kind)).map(|i| BufferId(i as u32))
+    }
+
+    /// The bytes of the first `rows` rows of a buffer.
+    pub fn buffer_slice(&self, id: BufferId, rows: u32) -> Slice {
+        let b = self.buffer(id);
+        Slice { arena: ArenaKind::Work, offset_bytes: b.offset_bytes, len_bytes: u64::from(rows) * u64::from(b.width) * 4 }
+    }
+}
+
+/// A range of layers on one device: what it holds and what it can run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    pub name: String,
+    pub weights: Vec<WeightDecl>,
+    pub states: Vec<StateDecl>,
+    pub ropes: Vec<Rope>,
+    pub programs: Vec<Program>,
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    /// The largest `work_bytes` of the programs.
+    pub work_bytes: u64,
+}
+
+impl Stage {
+    pub fn weight(&self, id: WeightId) -> &WeightDecl {
+        &self.weights[id.0 as usize]
+    }
+
+    pub fn state(&self, id: StateId) -> &StateDecl {
+        &self.states[id.0 as usize]
+    }
+
+    pub fn rope(&self, id: RopeId) -> &Rope {
+        &self.ropes[id.0 as usize]
+    }
+
+    pub fn arena_bytes(&self, arena: ArenaKind) -> u64 {
+        match arena {
+            ArenaKind::Weights => self.weights_bytes,
+            ArenaKind::State => self.state_bytes,
+            ArenaKind::Work => self.work_bytes,
+        }
+    }
+}
