@@ -74,10 +74,11 @@ pub enum Epilogue {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PartWeights {
     One(WeightId),
-    /// `activation(gate · x) * (up · x)`
+    /// `activation(scale * gate · x) * (up_scale * up · x)`; `scale` is the part's.
     Gated {
         gate: WeightId,
         up: WeightId,
+        up_scale: Option<WeightId>,
         activation: GateActivation,
     },
 }
