@@ -4,7 +4,11 @@
 //! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
 pub mod backend;
+pub mod engine;
 pub mod gguf;
+pub mod model;
 pub mod program;
 pub mod quant;
+pub mod schedule;
+pub mod state;
 pub mod units;

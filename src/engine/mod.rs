@@ -1,0 +1,337 @@
+//! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
+
+mod load;
+mod tables;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thiserror::Error;
+
+pub use load::{LoadProgress, load_stage};
+pub use tables::RowTable;
+
+use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
+use crate::gguf::{GgufError, ModelFiles};
+use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
+use crate::program::{KvFormat, Row, ShapeClass, decode_row_bytes};
+use crate::schedule::{Pipeline, ScheduleError, StageRunner, WindowInputs};
+use crate::state::{Checkpoint, Restore, Sequence};
+use crate::units::TokenId;
+
+#[derive(Debug, Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("all {slots} sequence slots are in use")]
+    NoSlot { slots: u32 },
+    #[error(
+        "the context is full: {length} tokens are held, {added} more were given, and there is room for {capacity}; \
+         a larger --ctx-size would hold them"
+    )]
+    ContextFull { length: usize, added: usize, capacity: usize },
+    #[error("token {token} is not in the vocabulary of {vocab} tokens")]
+    NoSuchToken { token: TokenId, vocab: u32 },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// How a model shall be opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Tokens a sequence can hold.
+    pub context: u32,
+    pub slots: u32,
+    /// Rows of a prompt chunk.
+    pub prompt_rows: u32,
+    /// Rows of a decode window.
+    pub decode_rows: u32,
+    /// Logit rows that one window may ask for.
+    pub max_outputs: u32,
+    pub kv: KvFormat,
+    /// Newest tokens that can be taken back without recomputing, for models with recurrent state.
+    pub undo_tokens: u32,
+    /// Set by others to stop loading and computing.
+    pub cancel: Arc<AtomicBool>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            context: 4096,
+            slots: 1,
+            prompt_rows: 512,
+            decode_rows: 8,
+            max_outputs: 8,
+            kv: KvFormat::F16,
+            undo_tokens: 0,
+            cancel: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// What a stage of `layers` holds under these options.
+    pub fn stage_options(&self, layers: std::ops::Range<u32>) -> StageOptions {
+        let outputs = self.max_outputs.max(1);
+        let decode_rows = self.decode_rows.clamp(1, self.prompt_rows.max(1));
+        let shape = |max_rows: u32| ShapeClass { max_rows, max_outputs: outputs.min(max_rows) };
+        let mut programs = vec![("decode".to_string(), shape(decode_rows))];
+        if self.prompt_rows > decode_rows {
+            programs.push(("prompt".to_string(), shape(self.prompt_rows)));
+        }
+        StageOptions { layers, slots: self.slots, cells: self.context, kv: self.kv, versions: self.undo_tokens + 1, programs }
+    }
+}
+
+/// Which rows of a feed have their logits computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    Nothing,
+    Last,
+    All,
+}
+
+/// Bytes in use once everything is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    pub work_bytes: u64,
+    pub scratch_bytes: u64,
+}
+
+/// A model on its devices.
+pub struct Engine {
+    model: Arc<Model>,
+    pipeline: Pipeline,
+    embedding: RowTable,
+    ngram: Option<(NgramConfig, RowTable)>,
+    options: OpenOptions,
+    recurrent: bool,
+    free_slots: Vec<u32>,
+    rows: Vec<Row>,
+    outputs: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Engine {
+    /// Builds the stage, takes all memory, loads the weights and prepares the programs.
+    ///
+    /// # Errors
+    /// A model that cannot be run, memory that cannot be had, a file that cannot be read, or an interruption.
+    pub fn open(
+        files: Arc<ModelFiles>,
+        model: Arc<Model>,
+        mut backend: Box<dyn Backend>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
+        let dims = model.dims();
+        let stage = model.config.stage(&Tensors::new(&files), &options.stage_options(0..dims.layers))?;
+        let stage = Arc::new(stage);
+        backend.open(ArenaSizes::of(&stage))?;
+        load_stage(&files, &stage, backend.as_mut(), &options.cancel, progress)?;
+        let recurrent = stage.states.iter().any(|s| !s.kind.truncates());
+        let pipeline = Pipeline::new(vec![StageRunner::new(backend, stage)?]);
+        let table = |tensor: &str| RowTable::new(Arc::clone(&files), tensor);
+        let ngram = match model.config.ngram() {
+            Some(config) => Some((config.clone(), table(&config.tensor)?)),
+            None => None,
+        };
+        Ok(Engine {
+            embedding: table("token_embd.weight")?,
+            ngram,
+            pipeline,
+            recurrent,
+            free_slots: (0..options.slots).rev().collect(),
+            model,
+            options,
+            rows: Vec::new(),
+            outputs: Vec::new(),
+            logits: Vec::new(),
+        })
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn dims(&self) -> Dims {
+        self.model.dims()
+    }
+
+    pub fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    pub fn pipeline_mut(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceFacts> {
+        self.pipeline.stages.iter().map(|s| s.backend.facts())
+    }
+
+    /// Bytes that decoding one token reads when the sequence holds `cells` tokens.
+    pub fn decode_row_bytes(&self, cells: u32) -> u64 {
+        self.pipeline.stages.iter().map(|s| decode_row_bytes(&s.stage, &s.stage.programs[0], cells)).sum()
+    }
+
+    pub fn memory(&self) -> MemoryUse {
+        let mut sum = MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0 };
+        for s in &self.pipeline.stages {
+            let MemoryReport { scratch_bytes, .. } = s.backend.memory();
+            sum.weights_bytes += s.stage.weights_bytes;
+            sum.state_bytes += s.stage.state_bytes;
+            sum.work_bytes += s.stage.work_bytes;
+            sum.scratch_bytes += scratch_bytes;
+        }
+        sum
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// All slots are taken.
+    pub fn start(&mut self) -> Result<Sequence, EngineError> {
+        let slot = self.free_slots.pop().ok_or(EngineError::NoSlot { slots: self.options.slots })?;
+        let versions = self.recurrent.then_some(self.options.undo_tokens + 1);
+        let sequence = Sequence::new(slot, versions, self.options.context as usize);
+        self.pipeline.clear(slot, 0)?;
+        Ok(sequence)
+    }
+
+    /// Gives a sequence's slot back.
+    pub fn end(&mut self, sequence: Sequence) {
+        self.free_slots.push(sequence.slot);
+    }
+
+    /// Reads `tokens` into the sequence, in windows of at most a prompt chunk. `see` gets each wanted row of logits with the
+    /// index of its token.
+    ///
+    /// # Errors
+    /// A full context or an unknown token leave the sequence as it was. Any other error empties it.
+    pub fn feed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), EngineError> {
+        let capacity = self.options.context as usize;
+        if sequence.len() + tokens.len() > capacity {
+            return Err(EngineError::ContextFull { length: sequence.len(), added: tokens.len(), capacity });
+        }
+        let vocab = self.dims().vocab;
+        if let Some(token) = tokens.iter().find(|t| t.0 >= vocab) {
+            return Err(EngineError::NoSuchToken { token: *token, vocab });
+        }
+        let largest = match want {
+            Want::All => self.options.max_outputs.max(1),
+            Want::Nothing | Want::Last => self.options.prompt_rows.max(self.options.decode_rows),
+        };
+        let chunks = tokens.chunks(largest.max(1) as usize);
+        let last = chunks.len().saturating_sub(1);
+        for (i, chunk) in chunks.enumerate() {
+            let outputs = match want {
+                Want::All => 0..chunk.len() as u32,
+                Want::Last if i == last => chunk.len() as u32 - 1..chunk.len() as u32,
+                Want::Last | Want::Nothing => 0..0,
+            };
+            if let Err(error) = self.window(sequence, chunk, outputs, see) {
+                sequence.abandon();
+                self.pipeline.clear(sequence.slot, 0)?;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn window(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        outputs: std::ops::Range<u32>,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), EngineError> {
+        if self.options.cancel.load(Ordering::Relaxed) {
+            return Err(EngineError::Interrupted);
+        }
+        let first = sequence.len();
+        self.rows.clear();
+        sequence.advance(tokens, &mut self.rows);
+        self.outputs.clear();
+        self.outputs.extend(outputs);
+        let Engine { model, embedding, ngram, pipeline, rows, outputs, logits, .. } = self;
+        let scale = model.config.embedding_scale();
+        let history = sequence.tokens();
+        let mut failed = None;
+        let mut fill_embedding = |to: &mut [f32]| {
+            let ids = tokens.iter().map(|t| u64::from(t.0));
+            failed = failed.take().or(embedding.gather(ids, scale, to).err());
+        };
+        let mut ngram_failed = None;
+        let mut fill_ngram = |to: &mut [f32]| {
+            if let Some((config, table)) = ngram {
+                let indices = first..first + tokens.len();
+                ngram_failed = ngram_failed.take().or(table.gather_ngrams(config, history, indices, to).err());
+            }
+        };
+        let inputs = WindowInputs { embedding: &mut fill_embedding, ngram: &mut fill_ngram };
+        pipeline.run(rows, outputs, inputs, logits)?;
+        if let Some(error) = failed.or(ngram_failed) {
+            return Err(error.into());
+        }
+        let vocab = model.dims().vocab as usize;
+        for (row, output) in logits.chunks_mut(vocab).zip(outputs.iter()) {
+            see(first + *output as usize, row);
+        }
+        Ok(())
+    }
+
+    /// Takes the sequence back to its first `length` tokens or to the nearest shorter prefix that needs no computing; returns
+    /// the length reached. The caller feeds the tokens from there again if it wants `length`.
+    ///
+    /// # Errors
+    /// A device error while a checkpoint is copied back.
+    pub fn rollback(&mut self, sequence: &mut Sequence, length: usize) -> Result<usize, EngineError> {
+        if length >= sequence.len() {
+            return Ok(sequence.len());
+        }
+        let (reached, restore) = sequence.restorable(length);
+        let version = sequence.current_version();
+        match restore {
+            Restore::Truncate | Restore::Version(_) => {}
+            Restore::Checkpoint(i) => {
+                let checkpoint = &sequence.checkpoints()[i];
+                self.pipeline.restore(sequence.slot, version, &checkpoint.stages)?;
+            }
+            Restore::Empty => self.pipeline.clear(sequence.slot, version)?,
+        }
+        sequence.shorten(reached, restore);
+        Ok(reached)
+    }
+
+    /// Remembers the sequence's recurrent state at its present length. A no-op for families without any.
+    ///
+    /// # Errors
+    /// A device error while the state is copied out.
+    pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Result<(), EngineError> {
+        if self.recurrent {
+            let stages = self.pipeline.save(sequence.slot, sequence.current_version())?;
+            sequence.add_checkpoint(Checkpoint { length: sequence.len(), stages });
+        }
+        Ok(())
+    }
+}

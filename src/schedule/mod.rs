@@ -1,0 +1,211 @@
+//! Runs windows of rows through the stages of a model, one after the other, and hands the residual on.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::backend::{Backend, BackendError, PreparedId};
+use crate::program::{BufferId, InputKind, OutputKind, Program, Row, RunParams, Slice, Stage, StateKind};
+
+#[derive(Debug, Error)]
+pub enum ScheduleError {
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error("a window of {rows} rows with {outputs} outputs fits none of the prepared programs")]
+    NoProgram { rows: usize, outputs: usize },
+    #[error("a checkpoint of {found} bytes does not fit the state of {expected} bytes")]
+    CheckpointSize { found: usize, expected: usize },
+}
+
+/// Buffers that the host fills and reads.
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    embedding: Option<BufferId>,
+    ngram: Option<BufferId>,
+    hand_off_in: Option<BufferId>,
+    hand_off_out: Option<BufferId>,
+    logits: Option<BufferId>,
+}
+
+impl Ports {
+    fn of(program: &Program) -> Ports {
+        Ports {
+            embedding: program.input(|k| matches!(k, InputKind::TokenEmbedding { .. })),
+            ngram: program.input(|k| k == InputKind::NgramRows),
+            hand_off_in: program.input(|k| k == InputKind::HandOff),
+            hand_off_out: program.output(OutputKind::HandOff),
+            logits: program.output(OutputKind::Logits),
+        }
+    }
+}
+
+/// A stage on its device, ready to run.
+pub struct StageRunner {
+    pub backend: Box<dyn Backend>,
+    pub stage: Arc<Stage>,
+    prepared: Vec<(PreparedId, Ports)>,
+}
+
+impl StageRunner {
+    /// Prepares every program of the stage. The arenas are open.
+    ///
+    /// # Errors
+    /// The device cannot run an op, or has no room for its scratch.
+    pub fn new(mut backend: Box<dyn Backend>, stage: Arc<Stage>) -> Result<StageRunner, BackendError> {
+        let prepare = |i| Ok((backend.prepare(&stage, i)?, Ports::of(&stage.programs[i])));
+        let prepared = (0..stage.programs.len()).map(prepare).collect::<Result<_, BackendError>>()?;
+        Ok(StageRunner { backend, stage, prepared })
+    }
+
+    fn slice(&self, program: usize, buffer: BufferId, rows: usize) -> Slice {
+        self.stage.programs[program].buffer_slice(buffer, rows as u32)
+    }
+
+    /// Lets `fill` write the first `rows` rows of an input, in place where the device's memory is the host's.
+    fn fill(
+        &mut self,
+        program: usize,
+        buffer: BufferId,
+        rows: usize,
+        staging: &mut Vec<f32>,
+        fill: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<(), BackendError> {
+        let slice = self.slice(program, buffer, rows);
+        if let Some(bytes) = self.backend.host_bytes_mut(slice)
+            && let Ok(floats) = bytemuck::try_cast_slice_mut(bytes)
+        {
+            fill(floats);
+            return Ok(());
+        }
+        staging.resize(slice.len_bytes as usize / 4, 0.0);
+        fill(staging);
+        self.backend.upload(slice, bytemuck::cast_slice(staging))
+    }
+
+    /// State of a slot that cannot be shortened by counting: the current delta-rule versions and the convolution histories.
+    fn recurrent_slices(&self, slot: u32, version: u32) -> Vec<Slice> {
+        let slices = self.stage.states.iter().filter(|s| !s.kind.truncates()).map(|s| {
+            let whole = s.slice(slot);
+            match s.kind {
+                StateKind::Delta { versions, .. } => {
+                    let len_bytes = whole.len_bytes / u64::from(versions);
+                    Slice { offset_bytes: whole.offset_bytes + u64::from(version) * len_bytes, len_bytes, ..whole }
+                }
+                _ => whole,
+            }
+        });
+        slices.collect()
+    }
+}
+
+/// Inputs of a window that the host gathers: each closure fills `rows × width` floats.
+pub struct WindowInputs<'a> {
+    pub embedding: &'a mut dyn FnMut(&mut [f32]),
+    pub ngram: &'a mut dyn FnMut(&mut [f32]),
+}
+
+/// The stages of a model in order.
+pub struct Pipeline {
+    pub stages: Vec<StageRunner>,
+    staging: Vec<f32>,
+    hand_off: Vec<f32>,
+}
+
+impl Pipeline {
+    pub fn new(stages: Vec<StageRunner>) -> Pipeline {
+        Pipeline { stages, staging: Vec::new(), hand_off: Vec::new() }
+    }
+
+    /// The first program (in order of size) that takes the window. Programs are the same on every stage.
+    fn choose(&self, rows: usize, outputs: usize) -> Result<usize, ScheduleError> {
+        let programs = &self.stages[0].stage.programs;
+        let fits = |p: &&Program| rows <= p.shape.max_rows as usize && outputs <= p.shape.max_outputs as usize;
+        let best = programs.iter().enumerate().filter(|(_, p)| fits(p)).min_by_key(|(_, p)| p.shape.max_rows);
+        best.map(|(i, _)| i).ok_or(ScheduleError::NoProgram { rows, outputs })
+    }
+
+    /// Runs a window. `logits` receives one row of the vocabulary for each wanted output.
+    ///
+    /// # Errors
+    /// Any device error. The state of the window's sequences is then unknown.
+    pub fn run(
+        &mut self,
+        rows: &[Row],
+        outputs: &[u32],
+        mut inputs: WindowInputs<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ScheduleError> {
+        let program = self.choose(rows.len(), outputs.len())?;
+        let Pipeline { stages, staging, hand_off } = self;
+        for runner in stages {
+            let (prepared, ports) = runner.prepared[program];
+            if let Some(buffer) = ports.embedding {
+                runner.fill(program, buffer, rows.len(), staging, &mut inputs.embedding)?;
+            }
+            if let Some(buffer) = ports.ngram {
+                runner.fill(program, buffer, rows.len(), staging, &mut inputs.ngram)?;
+            }
+            if let Some(buffer) = ports.hand_off_in {
+                runner.fill(program, buffer, rows.len(), staging, &mut |to: &mut [f32]| to.copy_from_slice(hand_off))?;
+            }
+            let ticket = runner.backend.run(prepared, &RunParams { rows, outputs })?;
+            runner.backend.wait(ticket)?;
+            if let Some(buffer) = ports.hand_off_out {
+                let slice = runner.slice(program, buffer, rows.len());
+                hand_off.resize(slice.len_bytes as usize / 4, 0.0);
+                runner.backend.download(slice, bytemuck::cast_slice_mut(hand_off))?;
+            }
+            if let Some(buffer) = ports.logits {
+                let slice = runner.slice(program, buffer, outputs.len());
+                logits.resize(slice.len_bytes as usize / 4, 0.0);
+                runner.backend.download(slice, bytemuck::cast_slice_mut(logits))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets the recurrent state of a slot to that of an empty sequence.
+    pub fn clear(&mut self, slot: u32, version: u32) -> Result<(), ScheduleError> {
+        for runner in &mut self.stages {
+            for slice in runner.recurrent_slices(slot, version) {
+                runner.backend.clear(slice)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the recurrent state of a slot out, one buffer a stage.
+    pub fn save(&mut self, slot: u32, version: u32) -> Result<Vec<Vec<u8>>, ScheduleError> {
+        let mut stages = Vec::with_capacity(self.stages.len());
+        for runner in &mut self.stages {
+            let slices = runner.recurrent_slices(slot, version);
+            let mut bytes = vec![0; slices.iter().map(|s| s.len_bytes as usize).sum()];
+            let mut rest = bytes.as_mut_slice();
+            for slice in slices {
+                let (part, after) = rest.split_at_mut(slice.len_bytes as usize);
+                runner.backend.download(slice, part)?;
+                rest = after;
+            }
+            stages.push(bytes);
+        }
+        Ok(stages)
+    }
+
+    /// The reverse of [`Pipeline::save`].
+    pub fn restore(&mut self, slot: u32, version: u32, stages: &[Vec<u8>]) -> Result<(), ScheduleError> {
+        for (runner, bytes) in self.stages.iter_mut().zip(stages) {
+            let slices = runner.recurrent_slices(slot, version);
+            let expected = slices.iter().map(|s| s.len_bytes as usize).sum();
+            if expected != bytes.len() {
+                return Err(ScheduleError::CheckpointSize { found: bytes.len(), expected });
+            }
+            let mut rest = bytes.as_slice();
+            for slice in slices {
+                let (part, after) = rest.split_at(slice.len_bytes as usize);
+                runner.backend.upload(slice, part)?;
+                rest = after;
+            }
+        }
+        Ok(())
+    }
+}
