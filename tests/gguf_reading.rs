@@ -127,6 +127,7 @@ fn values_print_in_one_short_line_without_control_characters() {
     metadata.insert("text", Value::from("\x1b[31mred\n".repeat(1000)));
     metadata.insert("list", Value::from((0..1000u32).collect::<Vec<_>>()));
     metadata.insert("tokens", Value::from(Strings::from_iter(["\x07 a long token of many characters"; 100])));
+    metadata.insert("far", Value::from(vec![f64::MIN_POSITIVE, f64::MAX, f64::MIN, 1e300, 1e-300, f64::NAN]));
     for (key, value) in metadata.iter() {
         let line = value.to_string();
         assert!(line.len() < 400 && !line.contains(char::is_control), "{key}: {line}");
@@ -162,7 +163,7 @@ fn a_failed_look_up_names_the_key_what_was_expected_and_what_was_found() {
         (metadata.u32("general.name").map(drop), ["general.name", "an integer (u32)", "the string \"Grüße"]),
         (metadata.opt_bool("n.u8").map(drop), ["n.u8", "a bool", "the u8 200"]),
         (metadata.f32("n.u32").map(drop), ["n.u32", "a number (f32)", "the u32 4294967295"]),
-        (metadata.f32s("a.f64").map(drop), ["a.f64", "range of an f32", "1000000"]),
+        (metadata.f32s("a.f64").map(drop), ["a.f64", "range of an f32", "1e300"]),
         (metadata.strings("a.u32").map(drop), ["a.u32", "an array of strings", "an array of 5 u32"]),
         (metadata.u64s_exact("a.u32").map(drop), ["a.u32", "64 bits", "an array of 5 u32"]),
         (metadata.u32_per_layer("a.u32", 8).map(drop), ["a.u32", "exactly 8", "an array of 5"]),
