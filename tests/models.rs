@@ -140,9 +140,12 @@ fn worst_row(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
 
 #[test]
 fn the_size_of_the_windows_does_not_matter() {
-    for (name, mode, bound) in
-        [(RANDOM, Mode::Reference, 1e-3), (TRAINED[1], Mode::Reference, 1e-3), (RANDOM, Mode::Fast, 1e-3), (TRAINED[1], Mode::Fast, 1e-3)]
-    {
+    for (name, mode, bound) in [
+        (RANDOM, Mode::Reference, 1e-3),
+        (TRAINED[1], Mode::Reference, 1e-3),
+        (RANDOM, Mode::Fast, 1e-3),
+        (TRAINED[1], Mode::Fast, 1e-3),
+    ] {
         let tokens = ids(&references(name).ints("p2_tokens"));
         let mut engine = open(name, mode, CONTEXT, CHUNK);
         let whole = prompt_logits(&mut engine, &tokens, 512);

@@ -48,7 +48,7 @@ pub fn open_with(name: &str, mode: Mode, threads: usize, options: OpenOptions) -
     let files = Arc::new(ModelFiles::open(&model_path(name)).expect("the fixture opens"));
     let model = Arc::new(Model::open(&files).expect("the fixture is valid"));
     let threads = NonZeroUsize::new(threads).expect("threads");
-    let cpu = CpuBackend::new(CpuOptions { mode, threads, ..CpuOptions::default() });
+    let cpu = CpuBackend::new(CpuOptions::new(mode).with_threads(threads)).expect("the backend opens");
     Engine::open(files, model, Box::new(cpu), options, &mut |_| ()).expect("the engine opens")
 }
 
