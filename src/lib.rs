@@ -5,4 +5,6 @@
 
 pub mod gguf;
 pub mod quant;
+pub mod sample;
+pub mod tokenizer;
 pub mod units;
