@@ -9,6 +9,8 @@ pub mod gguf;
 pub mod model;
 pub mod program;
 pub mod quant;
+pub mod sample;
 pub mod schedule;
 pub mod state;
+pub mod tokenizer;
 pub mod units;

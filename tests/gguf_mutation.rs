@@ -371,6 +371,8 @@ fn the_costliest_headers_take_no_more_memory_than_the_file_and_a_fixed_amount() 
     let empty_strings = Raw::start(3, 0, 1).key("a", 9).u32(8).u64(4 << 20).bytes(&vec![0; 32 << 20]);
     let one_string = Raw::start(3, 0, 1).key("a", 8).string("x".repeat(32 << 20));
     let strings = (0..1 << 20).fold(Raw::start(3, 0, 1).key("a", 9).u32(8).u64(1 << 20), |raw, _| raw.string("0123456789abcdef"));
+    // A list that doubles its room at the second string would exceed the file.
+    let two_strings = Raw::start(3, 0, 1).key("a", 9).u32(8).u64(2).string("x".repeat(20 << 20)).string("y".repeat(12 << 20));
     let bools = Raw::start(3, 0, 1).key("a", 9).u32(7).u64(32 << 20).bytes(&vec![1; 32 << 20]);
     let cases = [
         ("keys", keys.0),
@@ -380,13 +382,16 @@ fn the_costliest_headers_take_no_more_memory_than_the_file_and_a_fixed_amount() 
         ("one string", one_string.0),
         ("strings", strings.0),
         ("bools", bools.0),
+        ("two strings", two_strings.0),
     ];
     for (case, bytes) in &cases {
         let open = || ModelFiles::from_header("costly.gguf", bytes.as_slice(), bytes.len() as u64).map(drop);
         let (result, largest_bytes, peak_bytes) = measure(open);
         result.unwrap_or_else(|error| panic!("{case}: {error}"));
         assert!(largest_bytes <= bytes.len() + BOOKKEEPING_BYTES / 4, "{case}: {largest_bytes}");
-        assert!(peak_bytes <= bytes.len() + BOOKKEEPING_BYTES, "{case}: {peak_bytes}");
+        // Text that grows exists twice for a moment; all else is reserved once.
+        let copies = if *case == "two strings" { 2 } else { 1 };
+        assert!(peak_bytes <= copies * bytes.len() + BOOKKEEPING_BYTES, "{case}: {peak_bytes}");
     }
 }
 
