@@ -1,0 +1,48 @@
+//! The ops, one small kernel each, straight from the formulas of `program::Op` and the model specification. The reference
+//! kernels compute with float32 activations and are the oracle of every other path.
+
+mod attention;
+mod conv;
+mod delta;
+mod elementwise;
+mod hyper;
+mod index;
+mod math;
+mod matmul;
+mod moe;
+mod ngram;
+mod norm;
+
+use super::exec::Kernel;
+use super::layout::{Layout, check_operands};
+use crate::program::Op;
+
+/// Resolves the operands of an op. The reason in words if it cannot run here.
+pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {
+    check_operands(op)?;
+    Ok(match op {
+        Op::Repeat { x, out } => Box::new(elementwise::Repeat::new(layout, *x, *out)?),
+        Op::Add { x, y, scale } => Box::new(elementwise::Add::new(layout, *x, *y, *scale)?),
+        Op::GatherOutputs { x, out } => Box::new(elementwise::Gather::new(layout, *x, *out)?),
+        Op::RmsNorm { .. } => Box::new(norm::RmsNorm::new(layout, op)?),
+        Op::HeadNormRope { .. } => Box::new(norm::HeadNormRope::new(layout, op)?),
+        Op::MatMul { x, parts } => Box::new(matmul::MatMul::new(layout, *x, parts)?),
+        Op::HcGate { .. } => Box::new(hyper::Gate::new(layout, op)?),
+        Op::HcCombine { .. } => Box::new(hyper::Combine::new(layout, op)?),
+        Op::KvAppend { .. } => Box::new(attention::KvAppend::new(layout, op)?),
+        Op::Attention { .. } => Box::new(attention::Attention::new(layout, op)?),
+        Op::IndexAppend { .. } => Box::new(index::IndexAppend::new(layout, op)?),
+        Op::BlockSelect { .. } => Box::new(index::BlockSelect::new(layout, op)?),
+        Op::CausalConv { .. } => Box::new(conv::CausalConv::new(layout, op)?),
+        Op::DeltaRule { .. } => Box::new(delta::DeltaRule::new(layout, op)?),
+        Op::Router { .. } => Box::new(moe::Router::new(layout, op)?),
+        Op::ExpertGated { .. } => Box::new(moe::ExpertGated::new(layout, op)?),
+        Op::ExpertDown { .. } => Box::new(moe::ExpertDown::new(layout, op)?),
+        Op::NgramGate { .. } => Box::new(ngram::NgramGate::new(layout, op)?),
+    })
+}
+
+/// An op of another kind reached a constructor: a mistake in `build`.
+fn wrong_op<T>() -> Result<T, String> {
+    Err("the op is of another kind".into())
+}
