@@ -206,7 +206,7 @@ fn narrow(key: &str, value: f64) -> Found<f32> {
         return Err(MetadataError::OutOfRange {
             key: key.to_owned(),
             expected: "the range of an f32".to_owned(),
-            found: value.to_string(),
+            found: format!("{value:?}"),
         });
     }
     Ok(narrowed)

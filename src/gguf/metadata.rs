@@ -198,7 +198,7 @@ impl Value {
     }
 }
 
-/// A preview of at most about 100 characters in one line: long strings and arrays are cut and say how long they are.
+/// A preview of at most a few hundred characters in one line: long strings and arrays are cut and say how long they are.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -208,13 +208,14 @@ impl fmt::Display for Value {
             Value::I16(value) => write!(f, "{value}"),
             Value::U32(value) => write!(f, "{value}"),
             Value::I32(value) => write!(f, "{value}"),
-            Value::F32(value) => write!(f, "{value}"),
+            // `Debug` writes 1e300 where `Display` writes 300 digits.
+            Value::F32(value) => write!(f, "{value:?}"),
             Value::Bool(value) => write!(f, "{value}"),
             Value::String(value) => write_quoted(f, value, 60),
             Value::Array(value) => write!(f, "{value}"),
             Value::U64(value) => write!(f, "{value}"),
             Value::I64(value) => write!(f, "{value}"),
-            Value::F64(value) => write!(f, "{value}"),
+            Value::F64(value) => write!(f, "{value:?}"),
         }
     }
 }
@@ -256,9 +257,9 @@ impl fmt::Display for Array {
     }
 }
 
-fn write_some<T: fmt::Display>(f: &mut fmt::Formatter<'_>, items: &[T], count: usize) -> fmt::Result {
+fn write_some<T: fmt::Debug>(f: &mut fmt::Formatter<'_>, items: &[T], count: usize) -> fmt::Result {
     for (i, item) in items.iter().take(count).enumerate() {
-        write!(f, "{}{item}", if i == 0 { "" } else { ", " })?;
+        write!(f, "{}{item:?}", if i == 0 { "" } else { ", " })?;
     }
     Ok(())
 }

@@ -92,12 +92,12 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
         let count = self.cursor.number::<u64>(Place::Value(key))?;
         self.cursor.check_room(count, item_type.min_bytes(), Place::Value(key))?;
         if item_type == ValueType::Array {
-            self.inner_arrays_left = self.inner_arrays_left.checked_sub(count).ok_or_else(|| GgufError::TooMany {
-                file: self.cursor.file().to_owned(),
-                what: "arrays inside arrays",
-                found: MAX_INNER_ARRAYS.saturating_add(count),
-                limit: MAX_INNER_ARRAYS,
-            })?;
+            let found = (MAX_INNER_ARRAYS - self.inner_arrays_left).saturating_add(count);
+            if found > MAX_INNER_ARRAYS {
+                let (file, what) = (self.cursor.file().to_owned(), "arrays inside arrays");
+                return Err(GgufError::TooMany { file, what, found, limit: MAX_INNER_ARRAYS });
+            }
+            self.inner_arrays_left -= count;
         }
         Ok((item_type, count))
     }
