@@ -9,6 +9,6 @@ pub mod gguf;
 pub mod model;
 pub mod program;
 pub mod quant;
-pub mod schedule;
-pub mod state;
+pub mod sample;
+pub mod tokenizer;
 pub mod units;

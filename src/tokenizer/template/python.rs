@@ -1,0 +1,457 @@
+//! The pieces of Python that chat templates count on: methods, `tojson`, how values print, dates.
+
+use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use minijinja::value::{Kwargs, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
+use serde_json::Value as Json;
+
+/// Begins the detail of an error that the template itself raised.
+pub(super) const RAISED: &str = "raised: ";
+
+/// Values nested deeper than this are refused rather than followed.
+const MAX_DEPTH: usize = 200;
+
+/// Adds functions, filters and printing rules to `env`.
+pub(super) fn install(env: &mut Environment<'_>, now: Option<i64>) {
+    env.set_undefined_behavior(UndefinedBehavior::Lenient);
+    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    env.set_formatter(print);
+    env.add_filter("tojson", tojson);
+    env.add_filter("string", |value: Value| to_text(&value));
+    env.add_function(
+        "raise_exception",
+        |message: Value| -> Result<Value, Error> {
+            Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("{RAISED}{}", to_text(&message)?),
+            ))
+        },
+    );
+    env.add_function("strftime_now", move |format: &str| {
+        let clock = || {
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_secs() as i64)
+        };
+        strftime(format, now.unwrap_or_else(clock))
+    });
+}
+
+/// A JSON value for the template engine. The caller bounds the depth.
+pub(super) fn from_json(value: Json) -> Value {
+    match value {
+        Json::Null => Value::from(()),
+        Json::Bool(value) => Value::from(value),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(value), _) => Value::from(value),
+            (None, Some(value)) => Value::from(value),
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text),
+        Json::Array(items) => items.into_iter().map(from_json).collect(),
+        Json::Object(fields) => Value::from_pairs(
+            fields
+                .into_iter()
+                .map(|(key, value)| (key, from_json(value))),
+        ),
+    }
+}
+
+/// Takes out the `{% generation %}` blocks that mark answers for training; their contents stay.
+pub(super) fn without_generation_blocks(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        out.push_str(before);
+        let Some(end) = tag.find("%}") else {
+            out.push_str(tag);
+            return out;
+        };
+        let inner = &tag[2..end];
+        let word = inner
+            .trim_start_matches(['-', '+'])
+            .trim_end_matches(['-', '+'])
+            .trim();
+        let instead = match word {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        out.push_str("{%");
+        match instead {
+            Some(instead) => out.push_str(&inner.replacen(word, instead, 1)),
+            None => out.push_str(inner),
+        }
+        out.push_str("%}");
+        rest = &tag[end + 2..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `{{ value }}` as Python prints it: `True`, `None`, `['a', 1]`.
+fn print(out: &mut Output, _state: &mut State, value: &Value) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => out.write_str(text)?,
+        None => out.write_str(&to_text(value)?)?,
+    }
+    Ok(())
+}
+
+/// `str(value)`.
+fn to_text(value: &Value) -> Result<String, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.to_owned());
+    }
+    if value.is_undefined() {
+        return Ok(String::new());
+    }
+    let mut out = String::new();
+    write_value(&mut out, value, &Style::Repr, 0)?;
+    Ok(out)
+}
+
+/// The two ways to write a value.
+enum Style {
+    /// Python's `repr`.
+    Repr,
+    Json(JsonStyle),
+}
+
+struct JsonStyle {
+    indent: Option<usize>,
+    item_separator: String,
+    key_separator: String,
+    sort_keys: bool,
+    ascii: bool,
+}
+
+/// `json.dumps` as the published tokenizers call it: no HTML escapes, other scripts as they are.
+fn tojson(
+    state: &State,
+    value: Value,
+    positional: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let indent: Option<Value> = kwargs.get("indent")?;
+    let separators: Option<Vec<String>> = kwargs.get("separators")?;
+    let indent = match indent {
+        Some(value) if !value.is_none() => Some(usize::try_from(value)?.min(64)),
+        _ => None,
+    };
+    let default_item = if indent.is_some() { "," } else { ", " };
+    let mut separators = separators.unwrap_or_default().into_iter();
+    let ascii = kwargs
+        .get::<Option<bool>>("ensure_ascii")?
+        .or(positional.map(|value| value.is_true()));
+    let style = JsonStyle {
+        indent,
+        item_separator: separators.next().unwrap_or_else(|| default_item.to_owned()),
+        key_separator: separators.next().unwrap_or_else(|| ": ".to_owned()),
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ascii: ascii.unwrap_or(false),
+    };
+    kwargs.assert_all_used()?;
+    let mut out = String::new();
+    write_value(&mut out, &value, &Style::Json(style), 0)?;
+    state.consume_fuel(out.len() as u64 / 64)?;
+    Ok(out)
+}
+
+fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "the value is nested too deeply",
+        ));
+    }
+    let json = matches!(style, Style::Json(_));
+    match value.kind() {
+        ValueKind::Undefined if json => {
+            return Err(Error::new(
+                ErrorKind::UndefinedError,
+                "an undefined value cannot be written as JSON",
+            ));
+        }
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::None => out.push_str(if json { "null" } else { "None" }),
+        ValueKind::Bool => out.push_str(match (value.is_true(), json) {
+            (true, true) => "true",
+            (false, true) => "false",
+            (true, false) => "True",
+            (false, false) => "False",
+        }),
+        ValueKind::Number => write_number(out, value),
+        ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style),
+        ValueKind::Seq | ValueKind::Iterable => {
+            let items = value.try_iter()?.map(|item| (None, item)).collect();
+            write_items(out, items, ["[", "]"], style, depth)?;
+        }
+        ValueKind::Map => {
+            let mut items = Vec::new();
+            for key in value.try_iter()? {
+                let item = value.get_item(&key)?;
+                items.push((Some(key), item));
+            }
+            write_items(out, items, ["{", "}"], style, depth)?;
+        }
+        _ if json => {
+            return Err(Error::new(
+                ErrorKind::InvalidOperation,
+                format!("a {} cannot be written as JSON", value.kind()),
+            ));
+        }
+        _ => out.push_str(&value.to_string()),
+    }
+    Ok(())
+}
+
+fn write_items(
+    out: &mut String,
+    mut items: Vec<(Option<Value>, Value)>,
+    brackets: [&str; 2],
+    style: &Style,
+    depth: usize,
+) -> Result<(), Error> {
+    let repr = JsonStyle {
+        indent: None,
+        item_separator: ", ".into(),
+        key_separator: ": ".into(),
+        sort_keys: false,
+        ascii: false,
+    };
+    let layout = match style {
+        Style::Json(layout) => layout,
+        Style::Repr => &repr,
+    };
+    if layout.sort_keys {
+        items.sort_by(|a, b| a.0.cmp(&b.0));
+    }
+    let new_line = |out: &mut String, depth: usize| {
+        if let Some(indent) = layout.indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent * depth));
+        }
+    };
+    out.push_str(brackets[0]);
+    let empty = items.is_empty();
+    for (index, (key, item)) in items.into_iter().enumerate() {
+        if index > 0 {
+            out.push_str(&layout.item_separator);
+        }
+        new_line(out, depth + 1);
+        if let Some(key) = key {
+            match (style, key.kind()) {
+                // JSON keys are strings; Python writes other keys as their JSON text in quotes.
+                (Style::Json(_), kind) if kind != ValueKind::String => {
+                    out.push('"');
+                    write_value(out, &key, style, depth + 1)?;
+                    out.push('"');
+                }
+                _ => write_value(out, &key, style, depth + 1)?,
+            }
+            out.push_str(&layout.key_separator);
+        }
+        write_value(out, &item, style, depth + 1)?;
+    }
+    if !empty {
+        new_line(out, depth);
+    }
+    out.push_str(brackets[1]);
+    Ok(())
+}
+
+fn write_number(out: &mut String, value: &Value) {
+    if value.is_integer() {
+        let _ = write!(out, "{value}");
+        return;
+    }
+    let Ok(number) = f64::try_from(value.clone()) else {
+        let _ = write!(out, "{value}");
+        return;
+    };
+    let text = format!("{number:?}");
+    // Python writes an exponent with a sign and at least two digits, and from 1e-5 downwards.
+    match text.split_once('e') {
+        Some((mantissa, exponent)) => {
+            let (sign, digits) = exponent
+                .strip_prefix('-')
+                .map_or(('+', exponent), |digits| ('-', digits));
+            let _ = write!(out, "{mantissa}e{sign}{digits:0>2}");
+        }
+        None => out.push_str(match text.as_str() {
+            "inf" => "Infinity",
+            "-inf" => "-Infinity",
+            _ => &text,
+        }),
+    }
+}
+
+fn write_string(out: &mut String, text: &str, style: &Style) {
+    let (quote, ascii) = match style {
+        Style::Json(layout) => ('"', layout.ascii),
+        Style::Repr if text.contains('\'') && !text.contains('"') => ('"', false),
+        Style::Repr => ('\'', false),
+    };
+    let json = matches!(style, Style::Json(_));
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' if json => out.push_str("\\b"),
+            '\u{c}' if json => out.push_str("\\f"),
+            c if c == quote => out.extend(['\\', c]),
+            c if json && (c as u32) < 0x20 => drop(write!(out, "\\u{:04x}", c as u32)),
+            c if !json && ((c as u32) < 0x20 || c == '\u{7f}') => {
+                drop(write!(out, "\\x{:02x}", c as u32))
+            }
+            c if ascii && !c.is_ascii() => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push(quote);
+}
+
+const DAYS: [&str; 7] = [
+    "Thursday",
+    "Friday",
+    "Saturday",
+    "Sunday",
+    "Monday",
+    "Tuesday",
+    "Wednesday",
+];
+const MONTHS: [&str; 12] = [
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+];
+
+/// The directives of Python's `strftime` that templates use, in UTC. Unknown ones stay as they are.
+fn strftime(format: &str, unix_seconds: i64) -> String {
+    let days = unix_seconds.div_euclid(86_400);
+    let second = unix_seconds.rem_euclid(86_400);
+    let (year, month, day) = civil_from_days(days);
+    let (hour, minute) = (second / 3600, second / 60 % 60);
+    let weekday = DAYS[days.rem_euclid(7) as usize];
+    let month_name = MONTHS[(month - 1) as usize];
+    let day_of_year = days - days_from_civil(year, 1, 1) + 1;
+    let hour12 = (hour + 11) % 12 + 1;
+    let mut out = String::new();
+    let mut chars = format.chars();
+    while let Some(c) = chars.next() {
+        if c != '%' {
+            out.push(c);
+            continue;
+        }
+        let mut directive = chars.next();
+        let plain = directive == Some('-');
+        if plain {
+            directive = chars.next();
+        }
+        let mut number = |value: i64, width: usize| {
+            drop(write!(
+                out,
+                "{value:0width$}",
+                width = if plain { 1 } else { width }
+            ))
+        };
+        match directive {
+            Some('Y') => number(year, 4),
+            Some('y') => number(year.rem_euclid(100), 2),
+            Some('m') => number(month, 2),
+            Some('d') => number(day, 2),
+            Some('H') => number(hour, 2),
+            Some('I') => number(hour12, 2),
+            Some('M') => number(minute, 2),
+            Some('S') => number(second % 60, 2),
+            Some('j') => number(day_of_year, 3),
+            Some('B') => out.push_str(month_name),
+            Some('b') => out.push_str(&month_name[..3]),
+            Some('A') => out.push_str(weekday),
+            Some('a') => out.push_str(&weekday[..3]),
+            Some('p') => out.push_str(if hour < 12 { "AM" } else { "PM" }),
+            Some('F') => out.push_str(&strftime("%Y-%m-%d", unix_seconds)),
+            Some('T') => out.push_str(&strftime("%H:%M:%S", unix_seconds)),
+            Some('Z') => out.push_str("UTC"),
+            Some('z') => out.push_str("+0000"),
+            Some('%') => out.push('%'),
+            Some(other) => out.extend(['%', other]),
+            None => out.push('%'),
+        }
+    }
+    out
+}
+
+/// Days since 1970-01-01 of a date; years begin in March so that the leap day comes last.
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let era = year.div_euclid(400);
+    let year_of_era = year.rem_euclid(400);
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
+}
+
+fn civil_from_days(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let era = shifted.div_euclid(146_097);
+    let day_of_era = shifted.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 {
+        shifted_month + 3
+    } else {
+        shifted_month - 9
+    };
+    (year_of_era + era * 400 + i64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(strftime("%d %b %Y %A %j", 0), "01 Jan 1970 Thursday 001");
+        assert_eq!(
+            strftime("%Y-%m-%d %H:%M:%S", 1_709_210_096),
+            "2024-02-29 12:34:56"
+        );
+        assert_eq!(
+            strftime("%-d %B %y, %I %p %% %q %", 4_102_444_799),
+            "31 December 99, 11 PM % %q %"
+        );
+    }
+
+    #[test]
+    fn generation_blocks_vanish() {
+        let source = "a{%- generation -%}b{% endgeneration %}c{% if generation %}d{% endif %}{% x";
+        assert_eq!(
+            without_generation_blocks(source),
+            "a{%- if true -%}b{% endif %}c{% if generation %}d{% endif %}{% x"
+        );
+    }
+}
