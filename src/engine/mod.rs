@@ -1,6 +1,9 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
+mod bandwidth;
+mod generate;
 mod load;
+mod process;
 mod tables;
 
 use std::sync::Arc;
@@ -8,14 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
+pub use bandwidth::measure_read_bandwidth;
+pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, load_stage};
+pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
 use crate::program::{KvFormat, Row, ShapeClass, decode_row_bytes};
-use crate::schedule::{Pipeline, ScheduleError, StageRunner, WindowInputs};
+use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
 use crate::units::TokenId;
 
@@ -40,6 +46,18 @@ pub enum EngineError {
     NoSuchToken { token: TokenId, vocab: u32 },
     #[error("interrupted")]
     Interrupted,
+}
+
+impl EngineError {
+    /// Whether somebody asked for this end.
+    pub fn is_interruption(&self) -> bool {
+        let backend = match self {
+            EngineError::Interrupted => return true,
+            EngineError::Backend(error) | EngineError::Schedule(ScheduleError::Backend(error)) => error,
+            _ => return false,
+        };
+        matches!(backend, BackendError::Interrupted { .. })
+    }
 }
 
 /// How a model shall be opened.
@@ -229,6 +247,21 @@ impl Engine {
         want: Want,
         see: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), EngineError> {
+        self.feed_watched(sequence, tokens, want, see, None)
+    }
+
+    /// As [`Engine::feed`]. With a `watch` every step runs on its own and shows what it wrote, which is slow.
+    ///
+    /// # Errors
+    /// As [`Engine::feed`].
+    pub fn feed_watched(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+        mut watch: Option<&mut Watch<'_>>,
+    ) -> Result<(), EngineError> {
         let capacity = self.options.context as usize;
         if sequence.len() + tokens.len() > capacity {
             return Err(EngineError::ContextFull { length: sequence.len(), added: tokens.len(), capacity });
@@ -249,7 +282,7 @@ impl Engine {
                 Want::Last if i == last => chunk.len() as u32 - 1..chunk.len() as u32,
                 Want::Last | Want::Nothing => 0..0,
             };
-            if let Err(error) = self.window(sequence, chunk, outputs, see) {
+            if let Err(error) = self.window(sequence, chunk, outputs, see, watch.as_deref_mut()) {
                 sequence.abandon();
                 self.pipeline.clear(sequence.slot, 0)?;
                 return Err(error);
@@ -264,6 +297,7 @@ impl Engine {
         tokens: &[TokenId],
         outputs: std::ops::Range<u32>,
         see: &mut dyn FnMut(usize, &mut [f32]),
+        watch: Option<&mut Watch<'_>>,
     ) -> Result<(), EngineError> {
         if self.options.cancel.load(Ordering::Relaxed) {
             return Err(EngineError::Interrupted);
@@ -289,7 +323,7 @@ impl Engine {
             }
         };
         let inputs = WindowInputs { embedding: &mut fill_embedding, ngram: &mut fill_ngram };
-        pipeline.run(rows, outputs, inputs, logits)?;
+        pipeline.run(rows, outputs, inputs, logits, watch)?;
         if let Some(error) = failed.or(ngram_failed) {
             return Err(error.into());
         }

@@ -82,6 +82,19 @@ impl StageRunner {
         self.backend.upload(slice, bytemuck::cast_slice(staging))
     }
 
+    fn trace(
+        &mut self,
+        stage: usize,
+        program: usize,
+        params: &RunParams<'_>,
+        watch: &mut Watch<'_>,
+    ) -> Result<(), BackendError> {
+        let prepared = self.prepared[program].0;
+        let program = &self.stage.programs[program];
+        let mut see = |step, buffer, values: &[f32]| watch(&TraceStep { stage, program, step, buffer, values });
+        self.backend.trace(prepared, params, &mut see)
+    }
+
     /// State of a slot that cannot be shortened by counting: the current delta-rule versions and the convolution histories.
     fn recurrent_slices(&self, slot: u32, version: u32) -> Vec<Slice> {
         let slices = self.stage.states.iter().filter(|s| !s.kind.truncates()).map(|s| {
@@ -104,6 +117,21 @@ pub struct WindowInputs<'a> {
     pub ngram: &'a mut dyn FnMut(&mut [f32]),
 }
 
+/// What one step of a traced run wrote into one buffer.
+#[derive(Debug, Clone, Copy)]
+pub struct TraceStep<'a> {
+    pub stage: usize,
+    pub program: &'a Program,
+    /// Index into the program's steps.
+    pub step: usize,
+    pub buffer: BufferId,
+    /// Row after row, as many as the window has. Ids arrive as numbers.
+    pub values: &'a [f32],
+}
+
+/// Sees every step of a run.
+pub type Watch<'a> = dyn FnMut(&TraceStep<'_>) + 'a;
+
 /// The stages of a model in order.
 pub struct Pipeline {
     pub stages: Vec<StageRunner>,
@@ -124,7 +152,8 @@ impl Pipeline {
         best.map(|(i, _)| i).ok_or(ScheduleError::NoProgram { rows, outputs })
     }
 
-    /// Runs a window. `logits` receives one row of the vocabulary for each wanted output.
+    /// Runs a window. `logits` receives one row of the vocabulary for each wanted output. With a `watch` it runs step by
+    /// step, slowly, and shows what each wrote.
     ///
     /// # Errors
     /// Any device error. The state of the window's sequences is then unknown.
@@ -134,10 +163,11 @@ impl Pipeline {
         outputs: &[u32],
         mut inputs: WindowInputs<'_>,
         logits: &mut Vec<f32>,
+        mut watch: Option<&mut Watch<'_>>,
     ) -> Result<(), ScheduleError> {
         let program = self.choose(rows.len(), outputs.len())?;
         let Pipeline { stages, staging, hand_off } = self;
-        for runner in stages {
+        for (index, runner) in stages.iter_mut().enumerate() {
             let (prepared, ports) = runner.prepared[program];
             if let Some(buffer) = ports.embedding {
                 runner.fill(program, buffer, rows.len(), staging, &mut inputs.embedding)?;
@@ -148,8 +178,13 @@ impl Pipeline {
             if let Some(buffer) = ports.hand_off_in {
                 runner.fill(program, buffer, rows.len(), staging, &mut |to: &mut [f32]| to.copy_from_slice(hand_off))?;
             }
-            let ticket = runner.backend.run(prepared, &RunParams { rows, outputs })?;
-            runner.backend.wait(ticket)?;
+            match watch.as_deref_mut() {
+                Some(watch) => runner.trace(index, program, &RunParams { rows, outputs }, watch)?,
+                None => {
+                    let ticket = runner.backend.run(prepared, &RunParams { rows, outputs })?;
+                    runner.backend.wait(ticket)?;
+                }
+            }
             if let Some(buffer) = ports.hand_off_out {
                 let slice = runner.slice(program, buffer, rows.len());
                 hand_off.resize(slice.len_bytes as usize / 4, 0.0);
