@@ -6,7 +6,7 @@ mod common;
 use common::npz::Npz;
 use common::*;
 use strata::backend::cpu::Mode;
-use strata::engine::Engine;
+use strata::engine::{Engine, Want};
 use strata::units::TokenId;
 
 const PROMPTS: usize = 9;
@@ -210,6 +210,52 @@ fn rolling_back_and_decoding_again_gives_the_same_bits_as_never_having_gone_forw
         let again: Vec<_> = rest[..8].iter().map(|t| last_logits(&mut engine, &mut s, &[*t])).collect();
         assert!(again == expected, "{mode:?}: bits differ after rolling back to a checkpoint");
     }
+}
+
+/// What a step wrote last, by the step's name and by the buffer's, row after row.
+type Traced = std::collections::HashMap<String, Vec<f32>>;
+
+fn traced(engine: &mut Engine, tokens: &[TokenId]) -> Traced {
+    let mut steps = Traced::new();
+    let mut watch = |step: &strata::schedule::TraceStep<'_>| {
+        steps.insert(step.program.steps[step.step].name.clone(), step.values.to_vec());
+        steps.insert(step.program.buffer(step.buffer).name.clone(), step.values.to_vec());
+    };
+    let mut sequence = engine.start().expect("a free slot");
+    engine.feed_watched(&mut sequence, tokens, Want::Last, &mut |_, _| (), Some(&mut watch)).expect("feeding succeeds");
+    engine.end(sequence);
+    steps
+}
+
+#[test]
+fn the_activations_of_every_layer_equal_the_reference_on_the_random_model() {
+    let mut npz = references(RANDOM);
+    let tokens = ids(&npz.ints("p6_tokens"));
+    let mut engine = open(RANDOM, Mode::Reference, CONTEXT, CHUNK);
+    // The last step of the head sees only the last row, whose logits the other tests compare.
+    let steps = traced(&mut engine, &tokens);
+    let sum = |a: &str, b: &str| steps[a].iter().zip(&steps[b]).map(|(x, y)| x + y).collect::<Vec<f32>>();
+    let mut compared = 0;
+    let mut check = |name: &str, ours: &[f32]| {
+        let theirs = npz.floats(&format!("hidden_p6_{name}"));
+        let distance = relative_l2([(ours, theirs.as_slice())].into_iter());
+        assert!(distance <= 1e-4, "{name}: relative L2 {distance:.2e}");
+        compared += 1;
+    };
+    for layer in 0..4 {
+        let mixer = if layer == 3 { "attn" } else { "delta" };
+        for (name, step) in [
+            ("attn_in", "attn mix gate".to_string()),
+            ("attn_out", format!("{mixer} out")),
+            ("ffn_in", "ffn mix gate".into()),
+            ("ffn_out", "shared add".into()),
+            ("out", "ffn combine".into()),
+        ] {
+            check(&format!("layer{layer}_{name}"), &steps[&format!("L{layer} {step}")]);
+        }
+    }
+    check("layer1_ple_delta", &sum("L1 n-gram gated", "L1 n-gram conv"));
+    assert_eq!(compared, 21);
 }
 
 #[test]

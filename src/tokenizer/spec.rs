@@ -70,23 +70,14 @@ impl TokenizerSpec {
         match self.model.as_str() {
             "gpt2" => Ok(Kind::Bpe),
             // Gemma files say `llama` and switch the prefix off by its own key; some early ones say `gemma`.
-            "llama" => Ok(Kind::Spm {
-                space_prefix: self.add_space_prefix.unwrap_or(true),
-            }),
-            "gemma" => Ok(Kind::Spm {
-                space_prefix: self.add_space_prefix.unwrap_or(false),
-            }),
-            _ => Err(TokenizerError::UnknownModel {
-                model: self.model.clone(),
-            }),
+            "llama" => Ok(Kind::Spm { space_prefix: self.add_space_prefix.unwrap_or(true) }),
+            "gemma" => Ok(Kind::Spm { space_prefix: self.add_space_prefix.unwrap_or(false) }),
+            _ => Err(TokenizerError::UnknownModel { model: self.model.clone() }),
         }
     }
 
     pub(super) fn token_type(&self, id: usize) -> TokenType {
-        self.token_types
-            .get(id)
-            .copied()
-            .unwrap_or(TokenType::Normal)
+        self.token_types.get(id).copied().unwrap_or(TokenType::Normal)
     }
 
     pub(super) fn validate(&self, max_tokens: usize) -> Result<(), TokenizerError> {
@@ -95,24 +86,13 @@ impl TokenizerSpec {
             return Err(TokenizerError::EmptyVocabulary);
         }
         if tokens > max_tokens {
-            return Err(TokenizerError::TooManyTokens {
-                count: tokens,
-                limit: max_tokens,
-            });
+            return Err(TokenizerError::TooManyTokens { count: tokens, limit: max_tokens });
         }
         if !self.token_types.is_empty() && self.token_types.len() != tokens {
-            return Err(TokenizerError::LengthMismatch {
-                what: "token_type",
-                found: self.token_types.len(),
-                tokens,
-            });
+            return Err(TokenizerError::LengthMismatch { what: "token_type", found: self.token_types.len(), tokens });
         }
         if let Some(scores) = self.scores.as_ref().filter(|scores| scores.len() != tokens) {
-            return Err(TokenizerError::LengthMismatch {
-                what: "scores",
-                found: scores.len(),
-                tokens,
-            });
+            return Err(TokenizerError::LengthMismatch { what: "scores", found: scores.len(), tokens });
         }
         let ids = [
             ("begin-of-text", self.bos_id),

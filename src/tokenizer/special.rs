@@ -5,14 +5,7 @@ use crate::units::TokenId;
 use super::spec::{Kind, TokenType, TokenizerSpec};
 
 /// Turn markers that some vocabularies list as ordinary user-defined pieces.
-const TURN_MARKERS: &[&str] = &[
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<start_of_image>",
-    "<end_of_image>",
-    "<think>",
-    "</think>",
-];
+const TURN_MARKERS: &[&str] = &["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<think>", "</think>"];
 
 /// Whether a token steers the model, so that text typed by a user must never produce it.
 ///
@@ -25,15 +18,7 @@ pub(super) fn is_structural(spec: &TokenizerSpec, kind: &Kind, id: usize, eog: &
         return false;
     }
     let id = id as u32;
-    let named = [
-        spec.bos_id,
-        spec.eos_id,
-        spec.eot_id,
-        spec.eom_id,
-        spec.pad_id,
-        spec.unk_id,
-    ]
-    .contains(&Some(id));
+    let named = [spec.bos_id, spec.eos_id, spec.eot_id, spec.eom_id, spec.pad_id, spec.unk_id].contains(&Some(id));
     if named || eog.binary_search(&TokenId(id)).is_ok() {
         return true;
     }
@@ -41,8 +26,7 @@ pub(super) fn is_structural(spec: &TokenizerSpec, kind: &Kind, id: usize, eog: &
         TokenType::Control | TokenType::Unknown => true,
         TokenType::UserDefined => {
             let blank = text.chars().all(|c| c.is_whitespace() || c == '\u{2581}');
-            let bars = (text.starts_with("<|") && text.ends_with("|>"))
-                || (text.starts_with("<｜") && text.ends_with("｜>"));
+            let bars = (text.starts_with("<|") && text.ends_with("|>")) || (text.starts_with("<｜") && text.ends_with("｜>"));
             match kind {
                 Kind::Bpe => !blank,
                 Kind::Spm { .. } => bars || TURN_MARKERS.contains(&text),
@@ -87,22 +71,15 @@ impl SpecialMatcher {
 
     /// The id of the token written as exactly `text`.
     pub(super) fn exact(&self, text: &str) -> Option<TokenId> {
-        self.candidates(text.bytes().next()?)
-            .iter()
-            .find(|(entry, _)| entry == text.as_bytes())
-            .map(|(_, id)| *id)
+        self.candidates(text.bytes().next()?).iter().find(|(entry, _)| entry == text.as_bytes()).map(|(_, id)| *id)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenId)> {
-        self.entries
-            .iter()
-            .filter_map(|(text, id)| std::str::from_utf8(text).ok().map(|text| (text, *id)))
+        self.entries.iter().filter_map(|(text, id)| std::str::from_utf8(text).ok().map(|text| (text, *id)))
     }
 
     fn candidates(&self, first: u8) -> &[(Vec<u8>, TokenId)] {
-        self.by_first.get(first as usize).map_or(&[], |range| {
-            &self.entries[range.0 as usize..range.1 as usize]
-        })
+        self.by_first.get(first as usize).map_or(&[], |range| &self.entries[range.0 as usize..range.1 as usize])
     }
 
     pub(super) fn find_iter<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Found> + 'a {
@@ -111,15 +88,8 @@ impl SpecialMatcher {
         std::iter::from_fn(move || {
             while at < bytes.len() {
                 let candidates = self.candidates(bytes[at]);
-                if let Some((entry, id)) = candidates
-                    .iter()
-                    .find(|(entry, _)| bytes[at..].starts_with(entry))
-                {
-                    let found = Found {
-                        start: at,
-                        end: at + entry.len(),
-                        id: *id,
-                    };
+                if let Some((entry, id)) = candidates.iter().find(|(entry, _)| bytes[at..].starts_with(entry)) {
+                    let found = Found { start: at, end: at + entry.len(), id: *id };
                     at = found.end;
                     return Some(found);
                 }
@@ -137,18 +107,8 @@ mod tests {
     #[test]
     fn leftmost_then_longest() {
         let entry = |text: &str, id| (text.as_bytes().to_vec(), TokenId(id));
-        let matcher = SpecialMatcher::new(vec![
-            entry("<a>", 1),
-            entry("<a><b>", 2),
-            entry("<b>", 3),
-            entry("", 4),
-        ]);
-        let ids = |text| {
-            matcher
-                .find_iter(text)
-                .map(|found| found.id.0)
-                .collect::<Vec<_>>()
-        };
+        let matcher = SpecialMatcher::new(vec![entry("<a>", 1), entry("<a><b>", 2), entry("<b>", 3), entry("", 4)]);
+        let ids = |text| matcher.find_iter(text).map(|found| found.id.0).collect::<Vec<_>>();
         assert_eq!(ids("<a><b>"), [2]);
         assert_eq!(ids("<a> <b><a>"), [1, 3, 1]);
         assert_eq!(ids("<a"), Vec::<u32>::new());

@@ -21,21 +21,11 @@ pub(super) fn install(env: &mut Environment<'_>, now: Option<i64>) {
     env.set_formatter(print);
     env.add_filter("tojson", tojson);
     env.add_filter("string", |value: Value| to_text(&value));
-    env.add_function(
-        "raise_exception",
-        |message: Value| -> Result<Value, Error> {
-            Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("{RAISED}{}", to_text(&message)?),
-            ))
-        },
-    );
+    env.add_function("raise_exception", |message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", to_text(&message)?)))
+    });
     env.add_function("strftime_now", move |format: &str| {
-        let clock = || {
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs() as i64)
-        };
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         strftime(format, now.unwrap_or_else(clock))
     });
 }
@@ -52,11 +42,7 @@ pub(super) fn from_json(value: Json) -> Value {
         },
         Json::String(text) => Value::from(text),
         Json::Array(items) => items.into_iter().map(from_json).collect(),
-        Json::Object(fields) => Value::from_pairs(
-            fields
-                .into_iter()
-                .map(|(key, value)| (key, from_json(value))),
-        ),
+        Json::Object(fields) => Value::from_pairs(fields.into_iter().map(|(key, value)| (key, from_json(value)))),
     }
 }
 
@@ -72,10 +58,7 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
             return out;
         };
         let inner = &tag[2..end];
-        let word = inner
-            .trim_start_matches(['-', '+'])
-            .trim_end_matches(['-', '+'])
-            .trim();
+        let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let instead = match word {
             "generation" => Some("if true"),
             "endgeneration" => Some("endif"),
@@ -131,12 +114,7 @@ struct JsonStyle {
 }
 
 /// `json.dumps` as the published tokenizers call it: no HTML escapes, other scripts as they are.
-fn tojson(
-    state: &State,
-    value: Value,
-    positional: Option<Value>,
-    kwargs: Kwargs,
-) -> Result<String, Error> {
+fn tojson(state: &State, value: Value, positional: Option<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = kwargs.get("indent")?;
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
     let indent = match indent {
@@ -145,9 +123,7 @@ fn tojson(
     };
     let default_item = if indent.is_some() { "," } else { ", " };
     let mut separators = separators.unwrap_or_default().into_iter();
-    let ascii = kwargs
-        .get::<Option<bool>>("ensure_ascii")?
-        .or(positional.map(|value| value.is_true()));
+    let ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.or(positional.map(|value| value.is_true()));
     let style = JsonStyle {
         indent,
         item_separator: separators.next().unwrap_or_else(|| default_item.to_owned()),
@@ -164,18 +140,12 @@ fn tojson(
 
 fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
     if depth > MAX_DEPTH {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "the value is nested too deeply",
-        ));
+        return Err(Error::new(ErrorKind::InvalidOperation, "the value is nested too deeply"));
     }
     let json = matches!(style, Style::Json(_));
     match value.kind() {
         ValueKind::Undefined if json => {
-            return Err(Error::new(
-                ErrorKind::UndefinedError,
-                "an undefined value cannot be written as JSON",
-            ));
+            return Err(Error::new(ErrorKind::UndefinedError, "an undefined value cannot be written as JSON"));
         }
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str(if json { "null" } else { "None" }),
@@ -200,10 +170,7 @@ fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> 
             write_items(out, items, ["{", "}"], style, depth)?;
         }
         _ if json => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("a {} cannot be written as JSON", value.kind()),
-            ));
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("a {} cannot be written as JSON", value.kind())));
         }
         _ => out.push_str(&value.to_string()),
     }
@@ -217,13 +184,8 @@ fn write_items(
     style: &Style,
     depth: usize,
 ) -> Result<(), Error> {
-    let repr = JsonStyle {
-        indent: None,
-        item_separator: ", ".into(),
-        key_separator: ": ".into(),
-        sort_keys: false,
-        ascii: false,
-    };
+    let repr =
+        JsonStyle { indent: None, item_separator: ", ".into(), key_separator: ": ".into(), sort_keys: false, ascii: false };
     let layout = match style {
         Style::Json(layout) => layout,
         Style::Repr => &repr,
@@ -278,9 +240,7 @@ fn write_number(out: &mut String, value: &Value) {
     // Python writes an exponent with a sign and at least two digits, and from 1e-5 downwards.
     match text.split_once('e') {
         Some((mantissa, exponent)) => {
-            let (sign, digits) = exponent
-                .strip_prefix('-')
-                .map_or(('+', exponent), |digits| ('-', digits));
+            let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
             let _ = write!(out, "{mantissa}e{sign}{digits:0>2}");
         }
         None => out.push_str(match text.as_str() {
@@ -309,9 +269,7 @@ fn write_string(out: &mut String, text: &str, style: &Style) {
             '\u{c}' if json => out.push_str("\\f"),
             c if c == quote => out.extend(['\\', c]),
             c if json && (c as u32) < 0x20 => drop(write!(out, "\\u{:04x}", c as u32)),
-            c if !json && ((c as u32) < 0x20 || c == '\u{7f}') => {
-                drop(write!(out, "\\x{:02x}", c as u32))
-            }
+            c if !json && ((c as u32) < 0x20 || c == '\u{7f}') => drop(write!(out, "\\x{:02x}", c as u32)),
             c if ascii && !c.is_ascii() => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
                     let _ = write!(out, "\\u{unit:04x}");
@@ -323,29 +281,9 @@ fn write_string(out: &mut String, text: &str, style: &Style) {
     out.push(quote);
 }
 
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const MONTHS: [&str; 12] =
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 
 /// The directives of Python's `strftime` that templates use, in UTC. Unknown ones stay as they are.
 fn strftime(format: &str, unix_seconds: i64) -> String {
@@ -369,13 +307,7 @@ fn strftime(format: &str, unix_seconds: i64) -> String {
         if plain {
             directive = chars.next();
         }
-        let mut number = |value: i64, width: usize| {
-            drop(write!(
-                out,
-                "{value:0width$}",
-                width = if plain { 1 } else { width }
-            ))
-        };
+        let mut number = |value: i64, width: usize| drop(write!(out, "{value:0width$}", width = if plain { 1 } else { width }));
         match directive {
             Some('Y') => number(year, 4),
             Some('y') => number(year.rem_euclid(100), 2),
@@ -416,16 +348,11 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -436,22 +363,13 @@ mod tests {
     #[test]
     fn dates() {
         assert_eq!(strftime("%d %b %Y %A %j", 0), "01 Jan 1970 Thursday 001");
-        assert_eq!(
-            strftime("%Y-%m-%d %H:%M:%S", 1_709_210_096),
-            "2024-02-29 12:34:56"
-        );
-        assert_eq!(
-            strftime("%-d %B %y, %I %p %% %q %", 4_102_444_799),
-            "31 December 99, 11 PM % %q %"
-        );
+        assert_eq!(strftime("%Y-%m-%d %H:%M:%S", 1_709_210_096), "2024-02-29 12:34:56");
+        assert_eq!(strftime("%-d %B %y, %I %p %% %q %", 4_102_444_799), "31 December 99, 11 PM % %q %");
     }
 
     #[test]
     fn generation_blocks_vanish() {
         let source = "a{%- generation -%}b{% endgeneration %}c{% if generation %}d{% endif %}{% x";
-        assert_eq!(
-            without_generation_blocks(source),
-            "a{%- if true -%}b{% endif %}c{% if generation %}d{% endif %}{% x"
-        );
+        assert_eq!(without_generation_blocks(source), "a{%- if true -%}b{% endif %}c{% if generation %}d{% endif %}{% x");
     }
 }
