@@ -67,7 +67,7 @@ fn two_three_and_four_devices_give_the_bits_of_one() {
 
 #[test]
 fn a_split_that_does_not_hold_every_layer_in_order_is_refused() {
-    for ends in [vec![], vec![4], vec![4, 9], vec![4, 4, 8], vec![5, 3, 8]] {
+    for ends in [vec![], vec![3], vec![2, 5], vec![4, 4], vec![2, 1, 4]] {
         match open_split(RANDOM, Mode::Reference, &ends, options(Mode::Reference, 64, CHUNK)) {
             Err(EngineError::Split { layers: 4, .. }) => {}
             other => panic!("{ends:?}: {:?}", other.map(drop)),

@@ -161,13 +161,9 @@ pub struct Placement {
 /// Stages must hold all layers, in order.
 fn check_layers(placements: &[Placement], layers: u32) -> Result<(), EngineError> {
     let mut next = 0;
-    for placement in placements {
-        if placement.layers.start != next || placement.layers.end <= next {
-            break;
-        }
-        next = placement.layers.end;
-    }
-    if next == layers {
+    let in_order =
+        placements.iter().all(|p| std::mem::replace(&mut next, p.layers.end) == p.layers.start && !p.layers.is_empty());
+    if in_order && next == layers {
         return Ok(());
     }
     let split: Vec<String> = placements.iter().map(|p| format!("{}-{}", p.layers.start, p.layers.end.wrapping_sub(1))).collect();
