@@ -327,15 +327,6 @@ fn damaged_headers_of_the_fixtures_neither_panic_nor_take_memory() {
 }
 
 #[test]
-#[ignore = "takes minutes; for changes of the reader"]
-fn soak() {
-    for series in 100..110 {
-        run(&small_seeds(), 1_000_000, series);
-        run(&fixture_seeds(), 100_000, series);
-    }
-}
-
-#[test]
 fn damaged_shards_neither_panic_nor_join_wrongly() {
     let shards = everything().to_shards("mutant", 2).unwrap();
     let seeds: Vec<Seed> = shards.iter().map(|(_, bytes)| Seed::new(bytes.clone(), true)).collect();
