@@ -254,7 +254,7 @@ fn gemma_style() {
     assert_eq!(
         (*line, message.as_str()),
         (
-            11,
+            13,
             "Conversation roles must alternate user/assistant/user/assistant/..."
         )
     );
@@ -631,13 +631,24 @@ fn malformed_templates_are_errors_with_a_line() {
 fn endless_templates_end() {
     let loops = "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
     let doubling = "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
-    for template in [loops, doubling] {
+    let tree = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
+    let (printed, json) = (
+        format!("{tree}{{{{ ns.x }}}}"),
+        format!("{tree}{{{{ ns.x | tojson }}}}"),
+    );
+    for template in [loops, doubling, &printed, &json] {
         let error = fails(template, &ask("x"));
         assert!(
             matches!(error, TemplateError::TooMuchWork { .. }),
             "{error:?}"
         );
     }
+    let deep = "{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
+    let error = fails(deep, &ask("x"));
+    assert!(error.to_string().contains("nested too deeply"), "{error}");
+    let deepest = "{% set ns = namespace(x=1) %}{% for a in range(1000) %}{% for b in range(10000) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
+    let error = fails(deepest, &ask("x"));
+    assert!(matches!(error, TemplateError::TooMuchWork { .. }), "{error:?}");
     let recursion = fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &ask("x"));
     assert!(
         matches!(recursion, TemplateError::Failed { .. }),
