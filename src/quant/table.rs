@@ -100,10 +100,7 @@ impl Format {
     }
 
     pub fn from_ggml_type(ggml_type: u32) -> Option<Format> {
-        FORMATS
-            .iter()
-            .find(|info| info.ggml_type == ggml_type)
-            .map(|info| info.format)
+        FORMATS.iter().find(|info| info.ggml_type == ggml_type).map(|info| info.format)
     }
 
     pub fn name(self) -> &'static str {
