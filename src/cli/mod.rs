@@ -1,5 +1,6 @@
 //! The command line: one file a verb, one enum of verbs. Results go to standard output, everything else to standard error.
 
+mod answer;
 mod args;
 mod bench;
 mod chat;

@@ -5,15 +5,16 @@ use std::io::{self, IsTerminal, Read};
 use clap::Args;
 use serde::Serialize;
 
+use super::answer::{Answer, Show, generate_error};
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Stopping};
-use super::output::{Output, note, note_part, stderr_is_terminal};
+use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
 use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt};
-use crate::engine::{Finish, GenerateError, GenerateOptions, Generation, OpenOptions, Progress};
-use crate::tokenizer::{Part, ShowSpecial, ThinkSplitter, Tokenizer};
+use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
+use crate::tokenizer::{ShowSpecial, ThinkSplitter, Tokenizer};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -99,8 +100,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
     let splitter = ThinkSplitter::after_prompt(if args.raw { "" } else { &prompt.text });
     let mut generation = start(args, &loaded, &tokenizer, prompt, &interrupt)?;
-    let mut answer = Answer::new(splitter, !args.json);
-    let finish = answer.generate(&mut generation, &mut loaded)?;
+    let mut answer = Answer::new(splitter, if args.json { Show::Nothing } else { Show::Stream });
+    let mut sequence = loaded.engine.start()?;
+    let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
     // The weights go first, so that measuring does not add to the memory that the run takes.
     drop(loaded);
@@ -180,81 +182,4 @@ fn start<'a>(
         ..GenerateOptions::default()
     };
     Generation::new(tokenizer, loaded.engine.dims(), args.sampling.params(), prompt.tokens, options).map_err(generate_error)
-}
-
-pub fn generate_error(error: GenerateError) -> CliError {
-    match error {
-        GenerateError::Engine(error) => error.into(),
-        GenerateError::EmptyPrompt => CliError::Usage(error.to_string()),
-        other => CliError::Failed(other.to_string()),
-    }
-}
-
-/// An answer on its way to the user: thinking to standard error, the rest to standard output.
-struct Answer {
-    splitter: Option<ThinkSplitter>,
-    show: bool,
-    out: Output,
-    text: String,
-    thinking: String,
-}
-
-impl Answer {
-    fn new(splitter: ThinkSplitter, show: bool) -> Answer {
-        Answer { splitter: Some(splitter), show, out: Output::new(), text: String::new(), thinking: String::new() }
-    }
-
-    fn generate(&mut self, generation: &mut Generation<'_>, loaded: &mut Loaded) -> Result<Finish, CliError> {
-        let mut sequence = loaded.engine.start()?;
-        let finish = loop {
-            match generation.step(&mut loaded.engine, &mut sequence).map_err(generate_error)? {
-                Progress::Prompt { .. } => {}
-                Progress::Token { text, .. } => {
-                    let parts = self.splitter.as_mut().map(|s| s.push(&text)).unwrap_or_default();
-                    self.take(parts)?;
-                }
-                Progress::End { finish, text } => {
-                    if let Some(mut splitter) = self.splitter.take() {
-                        let parts = splitter.push(&text);
-                        self.take(parts)?;
-                        self.take(splitter.finish())?;
-                    }
-                    break finish;
-                }
-            }
-        };
-        loaded.engine.end(sequence);
-        if self.show && !self.text.ends_with('\n') {
-            self.out.stream("\n")?;
-        }
-        Ok(finish)
-    }
-
-    fn take(&mut self, parts: Vec<Part>) -> Result<(), CliError> {
-        for part in parts {
-            match part {
-                Part::Reasoning(text) => {
-                    if self.show {
-                        note_part(&dim(&text));
-                    }
-                    self.thinking.push_str(&text);
-                }
-                Part::Answer(text) => {
-                    if self.show {
-                        if self.text.is_empty() && !self.thinking.is_empty() {
-                            note_part("\n\n");
-                        }
-                        self.out.stream(&text)?;
-                    }
-                    self.text.push_str(&text);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Thinking stands back on a terminal.
-pub fn dim(text: &str) -> String {
-    if stderr_is_terminal() { format!("\u{1b}[2m{text}\u{1b}[0m") } else { text.to_owned() }
 }
