@@ -5,9 +5,9 @@
 //! the tensor or key.
 //!
 //! **Memory.** A header is read as a stream, at most 256 MiB of it, and nothing is reserved before the file is known
-//! to hold as many bytes. Text and arrays take no more memory than in the file (a list of strings up to twice that, for a moment,
-//! while it grows); what is kept for each key and tensor beside that is bounded by limits on their number (16,384 keys,
-//! 65,536 tensors) and below 16 MiB.
+//! to hold as many bytes. Text and arrays take no more memory than in the file (a list of strings up to twice that,
+//! for a moment, while it grows); what is kept for each key and tensor beside that is bounded by limits on their number
+//! (16,384 keys, 65,536 tensors) and below 16 MiB.
 //!
 //! This room knows nothing of models: what keys and tensors mean is for `model` to say.
 
