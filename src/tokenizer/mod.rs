@@ -23,6 +23,7 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
+use crate::gguf::{Metadata, MetadataError};
 use crate::units::TokenId;
 
 pub use pretokenizer::known_pre_tokenizers;
@@ -41,6 +42,8 @@ use vocab::Vocab;
 /// What can be wrong with a vocabulary, or with a text for a given vocabulary.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum TokenizerError {
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
     #[error(
         "tokenizer model '{model}' is not supported (supported: gpt2 = byte-level BPE, llama and gemma = SentencePiece BPE)"
     )]
@@ -119,6 +122,11 @@ pub struct Tokenizer {
 const MAX_TOKENS: usize = 1 << 24;
 
 impl Tokenizer {
+    /// The tokenizer of a model file.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Self, TokenizerError> {
+        Self::new(TokenizerSpec::from_metadata(metadata)?)
+    }
+
     /// Checks the vocabulary and builds the encoder.
     pub fn new(spec: TokenizerSpec) -> Result<Self, TokenizerError> {
         spec.validate(MAX_TOKENS)?;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::gguf::{Metadata, MetadataError};
+
 use super::TokenizerError;
 
 /// The type GGUF stores with every token.
@@ -65,7 +67,51 @@ pub(super) enum Kind {
     Spm { space_prefix: bool },
 }
 
+/// Prefix of the keys of further chat templates.
+const NAMED_TEMPLATE: &str = "tokenizer.chat_template.";
+
 impl TokenizerSpec {
+    /// Reads the keys `tokenizer.*` of a model file.
+    ///
+    /// # Errors
+    /// The tokens are missing, or a key holds a value of another type than the format says.
+    pub fn from_metadata(metadata: &Metadata) -> Result<Self, MetadataError> {
+        let text = |key: &str| Ok(metadata.opt_str(key)?.map(str::to_owned));
+        let texts = |strings: &crate::gguf::Strings| strings.iter().map(str::to_owned).collect();
+        let types = metadata
+            .opt_i32s("tokenizer.ggml.token_type")?
+            .unwrap_or_default();
+        let named = |(key, _): (&str, _)| key.strip_prefix(NAMED_TEMPLATE).map(str::to_owned);
+        let names: Vec<String> = metadata.iter().filter_map(named).collect();
+        let mut named_templates = Vec::with_capacity(names.len());
+        for name in names {
+            let source = metadata.str(&format!("{NAMED_TEMPLATE}{name}"))?.to_owned();
+            named_templates.push((name, source));
+        }
+        Ok(Self {
+            model: metadata.str("tokenizer.ggml.model")?.to_owned(),
+            pre: text("tokenizer.ggml.pre")?,
+            tokens: texts(metadata.strings("tokenizer.ggml.tokens")?),
+            token_types: types.into_iter().map(TokenType::from_gguf).collect(),
+            scores: metadata.opt_f32s("tokenizer.ggml.scores")?,
+            merges: metadata
+                .opt_strings("tokenizer.ggml.merges")?
+                .map(texts)
+                .unwrap_or_default(),
+            bos_id: metadata.opt_u32("tokenizer.ggml.bos_token_id")?,
+            eos_id: metadata.opt_u32("tokenizer.ggml.eos_token_id")?,
+            eot_id: metadata.opt_u32("tokenizer.ggml.eot_token_id")?,
+            eom_id: metadata.opt_u32("tokenizer.ggml.eom_token_id")?,
+            unk_id: metadata.opt_u32("tokenizer.ggml.unknown_token_id")?,
+            pad_id: metadata.opt_u32("tokenizer.ggml.padding_token_id")?,
+            add_bos: metadata.opt_bool("tokenizer.ggml.add_bos_token")?,
+            add_eos: metadata.opt_bool("tokenizer.ggml.add_eos_token")?,
+            add_space_prefix: metadata.opt_bool("tokenizer.ggml.add_space_prefix")?,
+            chat_template: text("tokenizer.chat_template")?,
+            named_templates,
+        })
+    }
+
     pub(super) fn kind(&self) -> Result<Kind, TokenizerError> {
         match self.model.as_str() {
             "gpt2" => Ok(Kind::Bpe),

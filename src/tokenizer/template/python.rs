@@ -308,9 +308,9 @@ fn write_string(out: &mut String, text: &str, style: &Style) {
             '\u{8}' if json => out.push_str("\\b"),
             '\u{c}' if json => out.push_str("\\f"),
             c if c == quote => out.extend(['\\', c]),
-            c if json && (c as u32) < 0x20 => drop(write!(out, "\\u{:04x}", c as u32)),
+            c if json && (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
             c if !json && ((c as u32) < 0x20 || c == '\u{7f}') => {
-                drop(write!(out, "\\x{:02x}", c as u32))
+                out.push_str(&format!("\\x{:02x}", c as u32))
             }
             c if ascii && !c.is_ascii() => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
@@ -370,11 +370,8 @@ fn strftime(format: &str, unix_seconds: i64) -> String {
             directive = chars.next();
         }
         let mut number = |value: i64, width: usize| {
-            drop(write!(
-                out,
-                "{value:0width$}",
-                width = if plain { 1 } else { width }
-            ))
+            let width = if plain { 1 } else { width };
+            out.push_str(&format!("{value:0width$}"));
         };
         match directive {
             Some('Y') => number(year, 4),
