@@ -1,0 +1,3 @@
+//! Backends: memory, kernel launch and queues, nothing else.
+
+pub mod cpu;
