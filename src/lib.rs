@@ -3,6 +3,7 @@
 //! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
 //! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
+pub mod backend;
 pub mod gguf;
 pub mod quant;
 pub mod units;
