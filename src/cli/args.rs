@@ -177,8 +177,7 @@ fn positive_share(text: &str) -> Result<f32, String> {
 }
 
 /// Flags of one dash and several letters, which the argument parser does not know, and what they stand for.
-const SHORT_WORDS: &[(&str, &str)] =
-    &[("-ub", "--ubatch-size"), ("-ctk", "--kv"), ("-sys", "--system")];
+const SHORT_WORDS: &[(&str, &str)] = &[("-ub", "--ubatch-size"), ("-ctk", "--kv"), ("-sys", "--system")];
 
 /// Replaces [`SHORT_WORDS`] before the arguments are parsed.
 pub fn expand_short_words(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {

@@ -184,8 +184,7 @@ fn print_table(out: &mut Output, title: &str, rows: &[(String, Totals)]) -> Resu
         elements: a.elements.saturating_add(t.elements),
         bytes: a.bytes.saturating_add(t.bytes),
     });
-    let table: Vec<_> =
-        [head].into_iter().chain(rows.iter().map(cells)).chain([cells(&("together".to_owned(), sum))]).collect();
+    let table: Vec<_> = [head].into_iter().chain(rows.iter().map(cells)).chain([cells(&("together".to_owned(), sum))]).collect();
     out.line("")?;
     columns(&table).iter().try_for_each(|line| out.line(line))
 }

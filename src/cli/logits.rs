@@ -163,13 +163,7 @@ impl Dump {
         let name = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '.', "-");
         let step_name = step.program.steps.get(step.step).map_or("", |s| s.name.as_str());
         let suffix = if buffer.element == Element::U32 { ".ids" } else { "" };
-        let file = format!(
-            "w{:04}.{:04}.{}.{}{suffix}.npy",
-            self.window - 1,
-            step.step,
-            name(step_name),
-            name(&buffer.name)
-        );
+        let file = format!("w{:04}.{:04}.{}.{}{suffix}.npy", self.window - 1, step.step, name(step_name), name(&buffer.name));
         let mut npy = NpyMatrix::create::<f32>(&self.folder.join(file), (step.values.len() / width) as u64, width)?;
         npy.push::<f32>(step.values)?;
         npy.finish()

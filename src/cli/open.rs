@@ -110,7 +110,10 @@ impl OpenModel {
         let remedy = if sizes.weights_bytes > available {
             "Close other programs, or get the model in a smaller quantisation".to_owned()
         } else {
-            format!("Close other programs, or give a --ctx-size below {} or a --ubatch-size below {}", options.context, options.prompt_rows)
+            format!(
+                "Close other programs, or give a --ctx-size below {} or a --ubatch-size below {}",
+                options.context, options.prompt_rows
+            )
         };
         Err(CliError::Refused(format!(
             "'{}' needs {} of memory (weights {}, state of {} tokens {}, work {}), and {} is available. {remedy}. Nothing was loaded",

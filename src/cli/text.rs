@@ -5,21 +5,19 @@ use serde_json::{Value as Json, json};
 use super::args::TemplateArgs;
 use super::error::CliError;
 use super::output::note;
-use crate::gguf::{Metadata, MetadataError, ModelFiles};
-use crate::tokenizer::{ChatRequest, ChatTemplate, RenderedChat, Special, TemplateSource, TokenType, Tokenizer, TokenizerSpec};
+use crate::gguf::ModelFiles;
+use crate::tokenizer::{ChatRequest, ChatTemplate, RenderedChat, Special, TemplateSource, Tokenizer};
 use crate::units::TokenId;
 
 /// The tokenizer of a model file.
 pub fn open_tokenizer(files: &ModelFiles) -> Result<Tokenizer, CliError> {
-    let spec = read_spec(files.metadata()).map_err(|e| CliError::in_file(&files.name(), e))?;
-    Tokenizer::new(spec).map_err(|e| CliError::in_file(&files.name(), e))
+    Tokenizer::from_metadata(files.metadata()).map_err(|e| CliError::in_file(&files.name(), e))
 }
 
 /// The chat template of a model file; says so where the file has none.
 pub fn open_template(files: &ModelFiles, tokenizer: &Tokenizer) -> Result<ChatTemplate, CliError> {
     let hint = "--raw goes without the template";
-    let template =
-        ChatTemplate::new(tokenizer).map_err(|e| CliError::in_file(&files.name(), format!("{e}; {hint}")))?;
+    let template = ChatTemplate::new(tokenizer).map_err(|e| CliError::in_file(&files.name(), format!("{e}; {hint}")))?;
     if *template.source(&ChatRequest::default()) == TemplateSource::FallbackChatMl {
         note(format!("note: '{}' has no chat template, so ChatML is used; {hint}", files.name()));
     }
@@ -82,38 +80,4 @@ fn add_bos(tokenizer: &Tokenizer, tokens: &mut Vec<TokenId>) {
 pub fn first_messages(args: &TemplateArgs, prompt: &str) -> Vec<Json> {
     let system = args.system.as_ref().map(|text| message("system", text));
     system.into_iter().chain([message("user", prompt)]).collect()
-}
-
-/// The vocabulary as the file's metadata has it.
-fn read_spec(metadata: &Metadata) -> Result<TokenizerSpec, MetadataError> {
-    let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let id = |name: &str| metadata.opt_u32(&key(name));
-    let owned = |text: Option<&str>| text.map(str::to_owned);
-    let list = |name: &str| -> Result<Vec<String>, MetadataError> {
-        Ok(metadata.opt_strings(&key(name))?.map(|items| items.iter().map(str::to_owned).collect()).unwrap_or_default())
-    };
-    let types = metadata.opt_i32s(&key("token_type"))?.unwrap_or_default();
-    let named = metadata.iter().filter_map(|(k, _)| k.strip_prefix("tokenizer.chat_template."));
-    let named_templates = named
-        .map(|name| Ok((name.to_owned(), metadata.str(&format!("tokenizer.chat_template.{name}"))?.to_owned())))
-        .collect::<Result<_, MetadataError>>()?;
-    Ok(TokenizerSpec {
-        model: metadata.str(&key("model"))?.to_owned(),
-        pre: owned(metadata.opt_str(&key("pre"))?),
-        tokens: metadata.strings(&key("tokens"))?.iter().map(str::to_owned).collect(),
-        token_types: types.into_iter().map(TokenType::from_gguf).collect(),
-        scores: metadata.opt_f32s(&key("scores"))?,
-        merges: list("merges")?,
-        bos_id: id("bos_token_id")?,
-        eos_id: id("eos_token_id")?,
-        eot_id: id("eot_token_id")?,
-        eom_id: id("eom_token_id")?,
-        unk_id: id("unknown_token_id")?,
-        pad_id: id("padding_token_id")?,
-        add_bos: metadata.opt_bool(&key("add_bos_token"))?,
-        add_eos: metadata.opt_bool(&key("add_eos_token"))?,
-        add_space_prefix: metadata.opt_bool(&key("add_space_prefix"))?,
-        chat_template: owned(metadata.opt_str("tokenizer.chat_template")?),
-        named_templates,
-    })
 }

@@ -82,13 +82,7 @@ impl StageRunner {
         self.backend.upload(slice, bytemuck::cast_slice(staging))
     }
 
-    fn trace(
-        &mut self,
-        stage: usize,
-        program: usize,
-        params: &RunParams<'_>,
-        watch: &mut Watch<'_>,
-    ) -> Result<(), BackendError> {
+    fn trace(&mut self, stage: usize, program: usize, params: &RunParams<'_>, watch: &mut Watch<'_>) -> Result<(), BackendError> {
         let prepared = self.prepared[program].0;
         let program = &self.stage.programs[program];
         let mut see = |step, buffer, values: &[f32]| watch(&TraceStep { stage, program, step, buffer, values });

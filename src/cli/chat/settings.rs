@@ -16,20 +16,28 @@ type Set = fn(&mut Settings, &str) -> Option<()>;
 
 /// Names, how a setting is shown, and how it is changed; `None` if the value cannot be read.
 const SETTINGS: &[(&str, Get, Set)] = &[
-    ("predict", |s| s.max_tokens.map_or("-1".into(), |n| n.to_string()), |s, v| {
-        let n: i64 = v.parse().ok().filter(|n| *n >= -1)?;
-        s.max_tokens = usize::try_from(n).ok();
-        Some(())
-    }),
+    (
+        "predict",
+        |s| s.max_tokens.map_or("-1".into(), |n| n.to_string()),
+        |s, v| {
+            let n: i64 = v.parse().ok().filter(|n| *n >= -1)?;
+            s.max_tokens = usize::try_from(n).ok();
+            Some(())
+        },
+    ),
     ("temp", |s| s.sampling.temperature.to_string(), |s, v| put(&mut s.sampling.temperature, v)),
     ("top-k", |s| s.sampling.top_k.to_string(), |s, v| put(&mut s.sampling.top_k, v)),
     ("top-p", |s| s.sampling.top_p.to_string(), |s, v| put(&mut s.sampling.top_p, v)),
     ("min-p", |s| s.sampling.min_p.to_string(), |s, v| put(&mut s.sampling.min_p, v)),
-    ("seed", |s| s.sampling.seed.map_or("-1".into(), |n| n.to_string()), |s, v| {
-        let n: i64 = v.parse().ok().filter(|n| *n >= -1)?;
-        s.sampling.seed = u64::try_from(n).ok();
-        Some(())
-    }),
+    (
+        "seed",
+        |s| s.sampling.seed.map_or("-1".into(), |n| n.to_string()),
+        |s, v| {
+            let n: i64 = v.parse().ok().filter(|n| *n >= -1)?;
+            s.sampling.seed = u64::try_from(n).ok();
+            Some(())
+        },
+    ),
     ("repeat-penalty", |s| s.sampling.repeat_penalty.to_string(), |s, v| put(&mut s.sampling.repeat_penalty, v)),
     ("repeat-last-n", |s| s.sampling.repeat_last_n.to_string(), |s, v| put(&mut s.sampling.repeat_last_n, v)),
     ("presence-penalty", |s| s.sampling.presence_penalty.to_string(), |s, v| put(&mut s.sampling.presence_penalty, v)),
@@ -69,8 +77,7 @@ mod tests {
 
     #[test]
     fn settings_are_checked_before_they_are_taken() {
-        let mut s =
-            Settings { sampling: SamplingParams::default(), max_tokens: None, ignore_eos: false, stop: Vec::new() };
+        let mut s = Settings { sampling: SamplingParams::default(), max_tokens: None, ignore_eos: false, stop: Vec::new() };
         s.set("temp", "0.5", 10).unwrap();
         s.set("--predict", "7", 10).unwrap();
         assert_eq!((s.sampling.temperature, s.max_tokens), (0.5, Some(7)));
