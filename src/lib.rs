@@ -4,6 +4,7 @@
 //! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
 pub mod backend;
+pub mod cli;
 pub mod engine;
 pub mod gguf;
 pub mod model;

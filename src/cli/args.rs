@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use crate::program::KvFormat;
+use crate::sample::SamplingParams;
 
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
@@ -69,7 +70,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "K", default_value_t = 40)]
     pub top_k: u32,
     /// Choose among the likeliest tokens that make up this share; 1 is all
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = share)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = positive_share)]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 is none
     #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = share)]
@@ -81,8 +82,8 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
     pub repeat_penalty: f32,
     /// How many of the last tokens the penalties look at; 0 is none, -1 is all
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 32))]
-    pub repeat_last_n: i64,
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]
+    pub repeat_last_n: i32,
     /// Subtract this from the scores of tokens that occurred already
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = finite)]
     pub presence_penalty: f32,
@@ -90,7 +91,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true, value_parser = finite)]
     pub frequency_penalty: f32,
     /// Stop when this text appears; may be given several times
-    #[arg(short = 'r', long = "reverse-prompt", visible_alias = "stop", value_name = "TEXT")]
+    #[arg(short = 'r', long = "reverse-prompt", visible_alias = "stop", value_name = "TEXT", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub reverse_prompt: Vec<String>,
     /// Go on after the token with which the model ends its answer
     #[arg(long)]
@@ -103,13 +104,19 @@ impl SamplingArgs {
         usize::try_from(self.predict).ok()
     }
 
-    /// The seed, drawn from the clock where the user left it open.
-    pub fn seed(&self) -> u64 {
-        u64::try_from(self.seed).unwrap_or_else(|_| {
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-            // A seed that fits into a person's notes.
-            (now.as_nanos() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
-        })
+    pub fn params(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temp,
+            top_k: self.top_k as usize,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repeat_penalty: self.repeat_penalty,
+            repeat_last_n: self.repeat_last_n,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: u64::try_from(self.seed).ok(),
+            ..SamplingParams::default()
+        }
     }
 }
 
@@ -164,9 +171,13 @@ fn share(text: &str) -> Result<f32, String> {
     if (0.0..=1.0).contains(&value) { Ok(value) } else { Err("it must lie between 0 and 1".into()) }
 }
 
+fn positive_share(text: &str) -> Result<f32, String> {
+    let value = number(text)?;
+    if value > 0.0 && value <= 1.0 { Ok(value) } else { Err("it must be above 0 and at most 1".into()) }
+}
+
 /// Flags of one dash and several letters, which the argument parser does not know, and what they stand for.
-const SHORT_WORDS: &[(&str, &str)] =
-    &[("-ub", "--ubatch-size"), ("-ctk", "--kv"), ("-sys", "--system")];
+const SHORT_WORDS: &[(&str, &str)] = &[("-ub", "--ubatch-size"), ("-ctk", "--kv"), ("-sys", "--system")];
 
 /// Replaces [`SHORT_WORDS`] before the arguments are parsed.
 pub fn expand_short_words(args: impl Iterator<Item = std::ffi::OsString>) -> Vec<std::ffi::OsString> {

@@ -1,12 +1,12 @@
 //! What can go wrong at the edge, and the exit code that tells a script about it.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use thiserror::Error;
 
 use crate::engine::EngineError;
-use crate::gguf::{GgufError, MetadataError};
+use crate::gguf::GgufError;
 use crate::model::ModelError;
 
 /// Exit codes, as `strata --help` lists them.
@@ -81,14 +81,4 @@ impl From<EngineError> for CliError {
     fn from(error: EngineError) -> CliError {
         if error.is_interruption() { CliError::Interrupted } else { CliError::Engine(error) }
     }
-}
-
-/// A metadata error with the file it is in.
-pub fn metadata_error(file: &str) -> impl Fn(MetadataError) -> CliError {
-    move |error| CliError::in_file(file, error)
-}
-
-/// A path for messages.
-pub fn shown(path: &PathBuf) -> String {
-    path.display().to_string()
 }

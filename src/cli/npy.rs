@@ -23,7 +23,8 @@ impl AtomicFile {
             Ok(found) if found.is_dir() => return Err(fail(io::Error::other("it is a folder; give the name of a file"))),
             Ok(found) if !found.is_file() => None,
             _ => {
-                let mut name = target.file_name().ok_or_else(|| fail(io::Error::other("the name of a file is missing")))?.to_owned();
+                let mut name =
+                    target.file_name().ok_or_else(|| fail(io::Error::other("the name of a file is missing")))?.to_owned();
                 name.push(format!(".partial-{}", std::process::id()));
                 Some(target.with_file_name(name))
             }

@@ -1,5 +1,6 @@
 //! Opens a model for a verb: files, checks, device, memory, weights, with a progress bar.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,13 +69,22 @@ impl OpenModel {
     }
 
     /// Takes memory and loads the weights.
-    pub fn load(&self, compute: &ComputeArgs, options: OpenOptions, interrupt: &Interrupt) -> Result<Loaded, CliError> {
+    pub fn load(
+        &self,
+        compute: &ComputeArgs,
+        options: OpenOptions,
+        interrupt: &Interrupt,
+        stopping: Stopping,
+    ) -> Result<Loaded, CliError> {
         let options = OpenOptions { kv: compute.kv.format(), cancel: interrupt.flag(), ..options };
         self.check_memory(&options)?;
-        let threads = compute.threads.map_or_else(physical_cores, |n| n as usize);
+        let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
-        let backend = CpuBackend::new(CpuOptions { mode, threads, ..CpuOptions::default() })
-            .map_err(|e| CliError::Failed(format!("the CPU backend cannot start: {e}")))?;
+        let mut cpu = CpuOptions::new(mode).with_threads(threads);
+        if stopping == Stopping::AtOnce {
+            cpu.cancel = interrupt.flag();
+        }
+        let backend = CpuBackend::new(cpu).map_err(|e| CliError::Failed(format!("the CPU backend cannot start: {e}")))?;
         let start = Instant::now();
         let bar = LoadBar::new();
         let (files, model) = (Arc::clone(&self.files), Arc::clone(&self.model));
@@ -84,7 +94,7 @@ impl OpenModel {
             CliError::Engine(crate::engine::EngineError::Model(source)) => CliError::Model { file: self.files.name(), source },
             other => other,
         })?;
-        Ok(Loaded { engine, threads, load_time: start.elapsed() })
+        Ok(Loaded { engine, threads: threads.get(), load_time: start.elapsed() })
     }
 
     /// Refuses before anything is loaded what the memory of this machine cannot hold.
@@ -100,7 +110,10 @@ impl OpenModel {
         let remedy = if sizes.weights_bytes > available {
             "Close other programs, or get the model in a smaller quantisation".to_owned()
         } else {
-            format!("Close other programs, or give a --ctx-size below {} or a --ubatch-size below {}", options.context, options.prompt_rows)
+            format!(
+                "Close other programs, or give a --ctx-size below {} or a --ubatch-size below {}",
+                options.context, options.prompt_rows
+            )
         };
         Err(CliError::Refused(format!(
             "'{}' needs {} of memory (weights {}, state of {} tokens {}, work {}), and {} is available. {remedy}. Nothing was loaded",
@@ -113,6 +126,15 @@ impl OpenModel {
             HumanBytes(available),
         )))
     }
+}
+
+/// Where an interruption takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopping {
+    /// In the middle of a window. What the sequence held is lost.
+    AtOnce,
+    /// After the window at hand, so that the conversation can go on.
+    BetweenWindows,
 }
 
 /// Contexts are chosen in steps of this many tokens.

@@ -1,5 +1,7 @@
 //! What the system says of this process and this machine: memory and processors.
 
+use std::num::NonZeroUsize;
+
 /// Memory of this process as the system counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessMemory {
@@ -42,9 +44,9 @@ fn kib_line(text: &str, key: &str) -> Option<u64> {
 }
 
 /// Processors that this process may use, without the second thread of a core: what computing gains from.
-pub fn physical_cores() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors / threads_per_core()).max(1)
+pub fn physical_cores() -> NonZeroUsize {
+    let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+    NonZeroUsize::new(processors.get() / threads_per_core()).unwrap_or(NonZeroUsize::MIN)
 }
 
 #[cfg(target_os = "linux")]
@@ -74,6 +76,6 @@ mod tests {
         assert_eq!(kib_line(text, "VmRSS:"), Some(1 << 20));
         assert_eq!(kib_line(text, "VmSwap:"), None);
         assert!(process_memory().is_some_and(|m| m.peak_bytes >= m.resident_bytes && m.resident_bytes > 0));
-        assert!(physical_cores() >= 1);
+        assert!(physical_cores().get() >= 1);
     }
 }

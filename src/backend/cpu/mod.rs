@@ -8,6 +8,7 @@
 
 mod affinity;
 mod exec;
+pub mod kernels;
 mod layout;
 mod memory;
 mod ops;
