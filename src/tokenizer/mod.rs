@@ -42,9 +42,7 @@ use vocab::Vocab;
 pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    #[error(
-        "tokenizer model '{model}' is not supported (supported: gpt2 = byte-level BPE, llama and gemma = SentencePiece BPE)"
-    )]
+    #[error("tokenizer model '{model}' is not supported (supported: gpt2 = byte-level BPE, llama and gemma = SentencePiece BPE)")]
     UnknownModel { model: String },
     #[error("pre-tokenizer '{pre}' is not known; known are: {known}")]
     UnknownPreTokenizer { pre: String, known: String },

@@ -78,9 +78,7 @@ impl TokenizerSpec {
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, MetadataError> {
         let text = |key: &str| Ok(metadata.opt_str(key)?.map(str::to_owned));
         let texts = |strings: &crate::gguf::Strings| strings.iter().map(str::to_owned).collect();
-        let types = metadata
-            .opt_i32s("tokenizer.ggml.token_type")?
-            .unwrap_or_default();
+        let types = metadata.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
         let named = |(key, _): (&str, _)| key.strip_prefix(NAMED_TEMPLATE).map(str::to_owned);
         let names: Vec<String> = metadata.iter().filter_map(named).collect();
         let mut named_templates = Vec::with_capacity(names.len());
@@ -94,10 +92,7 @@ impl TokenizerSpec {
             tokens: texts(metadata.strings("tokenizer.ggml.tokens")?),
             token_types: types.into_iter().map(TokenType::from_gguf).collect(),
             scores: metadata.opt_f32s("tokenizer.ggml.scores")?,
-            merges: metadata
-                .opt_strings("tokenizer.ggml.merges")?
-                .map(texts)
-                .unwrap_or_default(),
+            merges: metadata.opt_strings("tokenizer.ggml.merges")?.map(texts).unwrap_or_default(),
             bos_id: metadata.opt_u32("tokenizer.ggml.bos_token_id")?,
             eos_id: metadata.opt_u32("tokenizer.ggml.eos_token_id")?,
             eot_id: metadata.opt_u32("tokenizer.ggml.eot_token_id")?,

@@ -223,14 +223,7 @@ impl ChatTemplate {
             return Err(TemplateError::BadMessage { index });
         }
         let inputs: Vec<&Json> = request.messages.iter().chain(&request.tools).collect();
-        let guard = Guard::new(
-            &self.specials,
-            &entry.text,
-            &self.variables,
-            &self.model_markup,
-            &inputs,
-            &request.extra,
-        )?;
+        let guard = Guard::new(&self.specials, &entry.text, &self.variables, &self.model_markup, &inputs, &request.extra)?;
         let vars = self.context(&guard, request);
         let input_bytes = (guard.input_bytes() + entry.text.len()) as u64;
         let fuel = FUEL_BASE + FUEL_PER_INPUT_BYTE * input_bytes;
@@ -238,9 +231,7 @@ impl ChatTemplate {
         let rendered = with_deep_stack(fuel * STACK_BYTES_PER_FUEL, || {
             let env = compile(&source, fuel, request.now)?;
             let template = env.get_template(TEMPLATE_NAME).map_err(template_error)?;
-            template
-                .render(python::from_json(vars))
-                .map_err(template_error)
+            template.render(python::from_json(vars)).map_err(template_error)
         })?;
         let (text, segments) = guard.segments(&rendered);
         Ok(RenderedChat { text, segments })
@@ -277,21 +268,12 @@ fn with_deep_stack<T: Send>(
     stack_bytes: u64,
     work: impl FnOnce() -> Result<T, TemplateError> + Send,
 ) -> Result<T, TemplateError> {
-    let failed = |detail: &str| TemplateError::Failed {
-        line: 0,
-        detail: detail.to_owned(),
-    };
+    let failed = |detail: &str| TemplateError::Failed { line: 0, detail: detail.to_owned() };
     let size = usize::try_from(stack_bytes).map_err(|_| failed("the input is too long"))?;
     std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new()
-            .name("chat template".to_owned())
-            .stack_size(size);
-        let thread = builder
-            .spawn_scoped(scope, work)
-            .map_err(|error| failed(&error.to_string()))?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(failed("the template engine stopped")))
+        let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(size);
+        let thread = builder.spawn_scoped(scope, work).map_err(|error| failed(&error.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(failed("the template engine stopped")))
     })
 }
 

@@ -18,18 +18,10 @@ pub(super) fn install(env: &mut Environment<'_>, now: Option<i64>) {
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_formatter(values::print);
     env.add_filter("tojson", values::tojson);
-    env.add_filter("string", |state: &State, value: Value| {
-        values::to_text(state, &value)
+    env.add_filter("string", |state: &State, value: Value| values::to_text(state, &value));
+    env.add_function("raise_exception", |state: &State, message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", values::to_text(state, &message)?)))
     });
-    env.add_function(
-        "raise_exception",
-        |state: &State, message: Value| -> Result<Value, Error> {
-            Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("{RAISED}{}", values::to_text(state, &message)?),
-            ))
-        },
-    );
     env.add_function("strftime_now", move |format: &str| {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         strftime(format, now.unwrap_or_else(clock))
@@ -82,29 +74,9 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
     out
 }
 
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const MONTHS: [&str; 12] =
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 
 /// The directives of Python's `strftime` that templates use, in UTC. Unknown ones stay as they are.
 fn strftime(format: &str, unix_seconds: i64) -> String {

@@ -90,12 +90,7 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
 /// # Safety
 /// As for [`matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn rows_by_panel<U: Unpack>(
-    job: &Job,
-    tokens: &Range<usize>,
-    stretch: &Range<usize>,
-    scratch: &mut Scratch,
-) {
+unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, scratch: &mut Scratch) {
     let panel_rows = (PANEL_BLOCKS / stretch.len() / ROWS * ROWS).min(PANEL_ROWS);
     // The last superblock may be partial.
     let groups = (job.k.min(stretch.end * SUPER) - stretch.start * SUPER).div_ceil(32);
@@ -165,12 +160,7 @@ unsafe fn unpack_panel<U: Unpack>(
 /// # Safety
 /// As for [`matmul`]; `tiles` holds all tokens and the stretch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn pack_tiles<U: Unpack>(
-    job: &Job,
-    tokens: &Range<usize>,
-    stretch: &Range<usize>,
-    tiles: &mut [TileBlock],
-) {
+unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, tiles: &mut [TileBlock]) {
     for (tile, first) in tokens.clone().step_by(TILE).enumerate() {
         let count = (tokens.end - first).min(TILE);
         // A tile that is not full repeats its last token.
@@ -188,9 +178,7 @@ unsafe fn pack_tiles<U: Unpack>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlock) {
     // SAFETY: the arrays of a block are 64-byte aligned multiples of 64 bytes.
-    let vectors = |offset: usize| unsafe {
-        transpose16(acts.map(|act| _mm512_load_si512(act.cast::<u8>().add(offset).cast())))
-    };
+    let vectors = |offset: usize| unsafe { transpose16(acts.map(|act| _mm512_load_si512(act.cast::<u8>().add(offset).cast()))) };
     // SAFETY: every row of `out` is 64 aligned bytes.
     let store = |at: *mut u8, x: __m512i| unsafe { _mm512_store_si512(at.cast(), x) };
     for j in 0..4 {
@@ -202,8 +190,9 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlo
         store(out.scale[GROUP_OF_LANE[lane] / 2].as_mut_ptr().cast(), x);
     }
     let sums = match U::SHIFT {
-        Some(shift) => vectors(std::mem::offset_of!(ActBlock, neg_sum))
-            .map(|x| _mm512_sll_epi32(x, _mm_cvtsi32_si128(shift as i32))),
+        Some(shift) => {
+            vectors(std::mem::offset_of!(ActBlock, neg_sum)).map(|x| _mm512_sll_epi32(x, _mm_cvtsi32_si128(shift as i32)))
+        }
         None => vectors(std::mem::offset_of!(ActBlock, scaled_sum)),
     };
     for (lane, &x) in sums.iter().enumerate() {
@@ -340,13 +329,7 @@ unsafe fn group<U: Unpack, const V: usize>(
 /// # Safety
 /// As for [`matmul`]; `rows` starts at the first row of `sums`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn write_out(
-    job: &Job,
-    tokens: &Range<usize>,
-    rows: &Range<usize>,
-    add: bool,
-    sums: &[[f32; TOKENS_MAX]; PANEL_ROWS],
-) {
+unsafe fn write_out(job: &Job, tokens: &Range<usize>, rows: &Range<usize>, add: bool, sums: &[[f32; TOKENS_MAX]; PANEL_ROWS]) {
     for first_row in (0..rows.len()).step_by(16) {
         let mask = ((1u32 << (rows.len() - first_row).min(16)) - 1) as __mmask16;
         for first in (0..tokens.len()).step_by(TILE) {
