@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::decl::{BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightId};
+use super::decl::{ArenaKind, BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightId};
 use super::op::{Epilogue, ExpertMatrix, Heads, MatMulPart, Op, PartWeights, View};
 use crate::quant::Format;
 
@@ -16,20 +16,35 @@ pub struct CheckError {
     pub problem: String,
 }
 
+/// No arena is larger: offsets and sums inside one that is accepted cannot overflow.
+const MAX_ARENA_BYTES: u64 = 1 << 60;
+
 type Outcome = Result<(), String>;
 
 fn require(condition: bool, problem: impl FnOnce() -> String) -> Outcome {
     if condition { Ok(()) } else { Err(problem()) }
 }
 
-fn same(what: &str, found: u32, expected: u32) -> Outcome {
+fn same(what: &str, found: impl Into<u64>, expected: impl Into<u64>) -> Outcome {
+    let (found, expected) = (found.into(), expected.into());
     require(found == expected, || format!("{what} is {found}, expected {expected}"))
+}
+
+/// A product that cannot overflow.
+fn product(a: u32, b: u32) -> u64 {
+    u64::from(a) * u64::from(b)
 }
 
 /// Checks every program of a stage, and that weights and state lie apart from each other inside their arenas.
 pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
     let fail =
         |name: &str, problem: String| Err(CheckError { program: stage.name.clone(), step: 0, name: name.to_string(), problem });
+    for arena in ArenaKind::ALL {
+        let bytes = stage.arena_bytes(arena);
+        if bytes > MAX_ARENA_BYTES {
+            return fail(&format!("{arena:?} arena"), format!("needs {bytes} bytes, more than any machine has"));
+        }
+    }
     for w in &stage.weights {
         if w.matrix_bytes() == 0 {
             return fail(&w.tensor, format!("{} columns are no whole number of {} blocks", w.cols, w.format));
@@ -127,15 +142,15 @@ impl Checker<'_> {
     fn vector(&self, id: WeightId, len: u32) -> Outcome {
         let w = self.stage.weight(id);
         require(w.format == Format::F32, || format!("{} must be F32, it is {}", w.tensor, w.format))?;
-        same(&format!("length of {}", w.tensor), w.cols * w.rows, len)
+        same(&format!("length of {}", w.tensor), product(w.cols, w.rows), len)
     }
 
     /// A norm weight repeats over the columns.
     fn repeated_vector(&self, id: WeightId, width: u32) -> Outcome {
         let w = self.stage.weight(id);
         require(w.format == Format::F32, || format!("{} must be F32, it is {}", w.tensor, w.format))?;
-        let len = w.cols * w.rows;
-        require(len > 0 && width.is_multiple_of(len), || format!("{} has {len} elements, which do not divide {width}", w.tensor))
+        let len = product(w.cols, w.rows);
+        require(len > 0 && u64::from(width).is_multiple_of(len), || format!("{} has {len} elements, which do not divide {width}", w.tensor))
     }
 
     fn matrix(&self, id: WeightId, cols: u32, rows: u32) -> Outcome {
@@ -147,15 +162,14 @@ impl Checker<'_> {
     fn expert(&self, m: &ExpertMatrix, cols: u32) -> Outcome {
         let w = self.stage.weight(m.weight);
         same(&format!("input width of {}", w.tensor), w.cols, cols)?;
-        require(m.row_offset + m.rows <= w.rows, || {
-            format!("rows {}..{} lie outside {}", m.row_offset, m.row_offset + m.rows, w.tensor)
-        })?;
+        let end = u64::from(m.row_offset) + u64::from(m.rows);
+        require(end <= u64::from(w.rows), || format!("rows {}..{end} lie outside {}", m.row_offset, w.tensor))?;
         m.scale.map_or(Ok(()), |s| self.vector(s, w.experts))
     }
 
     fn kv(&self, cache: StateId, width: u32) -> Outcome {
         match self.stage.state(cache).kind {
-            StateKind::Kv { kv_heads, head_dim, .. } => same("width of a cached key", width, kv_heads * head_dim),
+            StateKind::Kv { kv_heads, head_dim, .. } => same("width of a cached key", width, product(kv_heads, head_dim)),
             _ => Err("the cache holds no keys and values".into()),
         }
     }
@@ -188,7 +202,7 @@ impl Checker<'_> {
 
     fn shapes(&self, op: &Op) -> Outcome {
         match op {
-            Op::Repeat { x, out } => require(out.width % x.width == 0, || "output is no multiple of the input".into()),
+            Op::Repeat { x, out } => require(x.width > 0 && out.width.is_multiple_of(x.width), || "output is no multiple of the input".into()),
             Op::RmsNorm { x, weight, out, group, .. } => {
                 same("output width", out.width, x.width)?;
                 require(*group > 0 && x.width.is_multiple_of(*group), || format!("{} columns in groups of {group}", x.width))?;
@@ -197,9 +211,9 @@ impl Checker<'_> {
             Op::MatMul { x, parts } => parts.iter().try_for_each(|part| self.part(*x, part)),
             Op::HcGate { gates, normed, out, streams } => {
                 same("width of the gates", gates.width, normed.width)?;
-                same("width of the streams", normed.width, out.width * streams)
+                same("width of the streams", normed.width, product(out.width, *streams))
             }
-            Op::HcCombine { x, weights, y } => same("width of the streams", x.width, weights.width * y.width),
+            Op::HcCombine { x, weights, y } => same("width of the streams", x.width, product(weights.width, y.width)),
             Op::HeadNormRope { heads, weight, rope, .. } => {
                 if let Some(w) = weight {
                     self.vector(*w, heads.dim)?;
@@ -215,7 +229,7 @@ impl Checker<'_> {
             Op::BlockSelect { query, cache, budget_blocks, out } => {
                 self.index(*cache, query.dim)?;
                 self.element(*out, Element::U32)?;
-                same("width of the selection", out.width, budget_blocks + 1)
+                same("width of the selection", out.width, u64::from(*budget_blocks) + 1)
             }
             Op::Attention { q, cache, out, selection, gate, .. } => self.attention(q, *cache, out, *selection, *gate),
             Op::CausalConv { x, weight, history, out, dilation } => self.conv(*x, *weight, *history, *out, *dilation),
@@ -230,7 +244,7 @@ impl Checker<'_> {
                 self.expert(gate, x.width)?;
                 self.expert(up, x.width)?;
                 same("rows of up", up.rows, gate.rows)?;
-                same("output width", out.width, gate.rows * ids.width)
+                same("output width", out.width, product(gate.rows, ids.width))
             }
             Op::ExpertDown { x, ids, weights, down, out } => {
                 self.element(*ids, Element::U32)?;
@@ -240,10 +254,10 @@ impl Checker<'_> {
             }
             Op::Add { x, y, scale } => {
                 same("width of the addend", y.width, x.width)?;
-                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1))
+                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
             }
             Op::NgramGate { x, key, value, norm_key, norm_query, norm_conv, streams, gated, normed, .. } => {
-                same("width of the streams", x.width, value.width * streams)?;
+                same("width of the streams", x.width, product(value.width, *streams))?;
                 for view in [key, gated, normed] {
                     same("width of an n-gram operand", view.width, x.width)?;
                 }
@@ -255,9 +269,9 @@ impl Checker<'_> {
 
     fn rope(&self, id: u32, dim: u32) -> Outcome {
         let rope = self.stage.ropes.get(id as usize).ok_or_else(|| format!("rope {id} does not exist"))?;
-        same("number of rotary components", rope.component.len() as u32, rope.inv_freq.len() as u32)?;
+        same("number of rotary components", rope.component.len() as u64, rope.inv_freq.len() as u64)?;
         require(rope.component.iter().all(|c| *c < 3), || "a rotary component is not 0, 1 or 2".into())?;
-        require(rope.inv_freq.len() as u32 * 2 <= dim, || format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len()))
+        require(rope.inv_freq.len() as u64 * 2 <= u64::from(dim), || format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len()))
     }
 
     fn attention(&self, q: &Heads, cache: StateId, out: &Heads, selection: Option<(View, u32)>, gate: Option<Heads>) -> Outcome {
@@ -285,8 +299,8 @@ impl Checker<'_> {
             return Err("the state is no convolution history".into());
         };
         same("channels of the history", channels, x.width)?;
-        let needed = w.cols.saturating_sub(1) * dilation;
-        require(ring_rows >= needed, || format!("the history keeps {ring_rows} rows, {needed} are needed"))
+        let needed = product(w.cols.saturating_sub(1), dilation);
+        require(u64::from(ring_rows) >= needed, || format!("the history keeps {ring_rows} rows, {needed} are needed"))
     }
 
     fn delta(&self, op: &Op) -> Outcome {
@@ -302,15 +316,15 @@ impl Checker<'_> {
         require(v.count.is_multiple_of(q.count), || format!("{} value heads over {} key heads", v.count, q.count))?;
         same("decays", decay.width, v.count)?;
         same("betas", beta.width, v.count)?;
-        same("gate width", gate.width, v.count * v.dim)?;
-        same("output width", out.width, v.count * v.dim)?;
+        same("gate width", gate.width, product(v.count, v.dim))?;
+        same("output width", out.width, product(v.count, v.dim))?;
         self.vector(*norm, v.dim)
     }
 
     /// Buffers that are alive at the same step must not share bytes.
     fn overlaps(&self) -> Outcome {
         let shape = self.program.shape;
-        let range = |b: &BufferDecl| (b.offset_bytes, b.offset_bytes + u64::from(shape.rows(b.rows)) * u64::from(b.width) * 4);
+        let range = |b: &BufferDecl| (b.offset_bytes, b.offset_bytes.saturating_add(b.bytes(shape.rows(b.rows))));
         for (i, a) in self.program.buffers.iter().enumerate() {
             let (start, end) = range(a);
             require(end <= self.program.work_bytes, || format!("buffer '{}' reaches past the work arena", a.name))?;
