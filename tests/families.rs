@@ -21,7 +21,7 @@ const MODELS: [(&str, f64); 13] = [
     ("llama-yarn", 5e-3),
     ("llama-moe", 5e-3),
     ("qwen2", 5e-3),
-    ("qwen2-mixed", 3e-2),
+    ("qwen2-mixed", 1e-2),
     ("qwen3", 5e-3),
     ("qwen3-yarn", 5e-3),
     ("qwen3moe", 5e-3),

@@ -4,8 +4,8 @@
 use super::blocks::{Moe, decode_layers, finish_stage, gated_part};
 use super::rope::{RopeConfig, Scaling};
 use super::tensors::Linear;
-use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_head_dim, check_layers, row_len};
-use crate::gguf::{Metadata, ModelFiles, Value};
+use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len};
+use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
     Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, Stage,
     StageBuilder, StateId, StateKind, View, WeightId,
@@ -115,14 +115,17 @@ pub(super) fn open(files: &ModelFiles) -> Result<Box<dyn Architecture>, ModelErr
 /// `rope_freqs.weight` of Llama 3.1 and later.
 fn rope_factors(files: &ModelFiles, pairs: u32) -> Result<Option<Vec<f32>>, ModelError> {
     let Some(tensor) = files.tensor("rope_freqs.weight") else { return Ok(None) };
-    Tensors::new(files).shaped("rope_freqs.weight", &[pairs])?;
+    let tensors = Tensors::new(files);
+    tensors.shaped("rope_freqs.weight", &[pairs])?;
     if tensor.format != Format::F32 {
         let reason = "rotary factors must be F32".into();
         return Err(ModelError::Format { tensor: tensor.name.clone(), format: tensor.format.name(), reason });
     }
-    let mut bytes = vec![0; pairs as usize * 4];
-    files.read_at(tensor, 0, &mut bytes)?;
-    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let factors = match tensors.read_floats("rope_freqs.weight") {
+        // Plans are made from a header alone.
+        Err(ModelError::Read(GgufError::NoData { .. })) => return Ok(None),
+        factors => factors?,
+    };
     match factors.iter().find(|f| !(f.is_finite() && **f > 0.0)) {
         Some(bad) => Err(ModelError::invalid("rope_freqs.weight", bad, "rotary factors must be above 0")),
         None => Ok(Some(factors)),
@@ -224,7 +227,9 @@ fn opt_uniform(metadata: &Metadata, key: &str, layers: u32) -> Result<Option<u32
 fn refuse_unknown_traits(metadata: &Metadata, variant: Variant) -> Result<(), ModelError> {
     let key = |name: &str| format!("{}.{name}", variant.name);
     let number = |name: &str, neutral: &[f32], what: &str| match metadata.opt_f32(&key(name))? {
-        Some(value) if !neutral.contains(&value) => Err(ModelError::invalid(key(name), value, format!("{what} is not supported"))),
+        Some(value) if !neutral.contains(&value) => {
+            Err(ModelError::invalid(key(name), value, format!("{what} is not supported")))
+        }
         _ => Ok(()),
     };
     number("final_logit_softcapping", &[0.0], "capping of logits")?;
@@ -269,6 +274,7 @@ fn read_experts(metadata: &Metadata, variant: Variant, layers: u32) -> Result<Op
     if count == 0 {
         return Ok(None);
     }
+    check_experts(key("expert_count"), count)?;
     let used = metadata.u32(&key("expert_used_count"))?;
     if used == 0 || used > count {
         return Err(ModelError::invalid(key("expert_used_count"), used, format!("it must be 1 to {count}")));
@@ -286,7 +292,6 @@ fn read_experts(metadata: &Metadata, variant: Variant, layers: u32) -> Result<Op
         return Err(ModelError::invalid(key(from), 0, "it must be above 0"));
     }
     row_len(key(from), hidden, &[used, hidden])?;
-    row_len(key("expert_count"), count, &[count])?;
     Ok(Some(ExpertsConfig { count, used, hidden }))
 }
 

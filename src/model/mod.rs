@@ -52,12 +52,17 @@ impl ModelError {
 const MAX_ROW: u64 = 1 << 28;
 const MAX_LAYERS: u32 = 4096;
 const MAX_HEAD_DIM: u32 = 1 << 16;
+const MAX_EXPERTS: u32 = 1 << 16;
 
 /// The length of a row made of `factors`, if a row may be so long.
 fn row_len(key: impl Into<String>, found: u32, factors: &[u32]) -> Result<u32, ModelError> {
     let len = factors.iter().fold(1u64, |p, f| p.saturating_mul(u64::from(*f)));
     if len > MAX_ROW {
-        return Err(ModelError::invalid(key, found, format!("this makes rows of {len} elements; at most {MAX_ROW} are supported")));
+        return Err(ModelError::invalid(
+            key,
+            found,
+            format!("this makes rows of {len} elements; at most {MAX_ROW} are supported"),
+        ));
     }
     Ok(len as u32)
 }
@@ -65,6 +70,13 @@ fn row_len(key: impl Into<String>, found: u32, factors: &[u32]) -> Result<u32, M
 fn check_layers(key: String, layers: u32) -> Result<(), ModelError> {
     if layers > MAX_LAYERS {
         return Err(ModelError::invalid(key, layers, format!("at most {MAX_LAYERS} layers are supported")));
+    }
+    Ok(())
+}
+
+fn check_experts(key: String, count: u32) -> Result<(), ModelError> {
+    if count > MAX_EXPERTS {
+        return Err(ModelError::invalid(key, count, format!("at most {MAX_EXPERTS} experts are supported")));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::decl::{ArenaKind, BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightId};
+use super::decl::{ArenaKind, BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightDecl, WeightId};
 use super::op::{Epilogue, ExpertMatrix, Heads, MatMulPart, Op, PartWeights, View};
 use crate::quant::Format;
 
@@ -54,15 +54,8 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
             return fail(&w.tensor, "reaches past the end of the weights arena".into());
         }
     }
-    let mut slices: Vec<(u64, u64, &str)> = Vec::new();
-    for w in &stage.weights {
-        slices.extend(
-            (0..w.experts).map(|e| w.slice(e)).map(|s| (s.offset_bytes, s.offset_bytes + s.len_bytes, w.tensor.as_str())),
-        );
-    }
-    slices.sort_unstable();
-    if let Some(pair) = slices.windows(2).find(|p| p[0].1 > p[1].0) {
-        return fail(pair[0].2, format!("overlaps {}", pair[1].2));
+    if let Some((first, second)) = overlapping_weights(&stage.weights) {
+        return fail(&first.tensor, format!("overlaps {}", second.tensor));
     }
     for s in &stage.states {
         if s.offset_bytes + s.slot_stride_bytes * u64::from(s.slots) > stage.state_bytes {
@@ -70,6 +63,40 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
         }
     }
     stage.programs.iter().try_for_each(|program| check_program(stage, program))
+}
+
+/// Two weights that share bytes. Weights of experts may interleave if they repeat at the same distance and the matrices of
+/// one expert lie together; experts are not looked at one by one, since there may be very many.
+fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDecl)> {
+    let mut order: Vec<&WeightDecl> = weights.iter().collect();
+    order.sort_by_key(|w| w.offset_bytes);
+    // The first weight of the present slab, and where the bytes in use end: of expert 0 and of all experts.
+    let mut slab: Option<&WeightDecl> = None;
+    let (mut end, mut all_end) = (0, 0);
+    let mut before: Option<&WeightDecl> = None;
+    for w in order {
+        let w_end = w.offset_bytes + w.matrix_bytes();
+        let joins = slab.is_some_and(|s| {
+            let slab_end = s.offset_bytes + s.expert_stride_bytes;
+            (s.experts, s.expert_stride_bytes) == (w.experts, w.expert_stride_bytes) && w.experts > 1 && w_end <= slab_end
+        });
+        let free_from = if joins { end } else { all_end };
+        match before {
+            Some(before) if w.offset_bytes < free_from => return Some((before, w)),
+            _ => {}
+        }
+        if w.experts > 1 && w.matrix_bytes() > w.expert_stride_bytes {
+            return Some((w, w));
+        }
+        if !joins {
+            slab = Some(w);
+        }
+        end = w_end;
+        let last = w.slice(w.experts.saturating_sub(1));
+        all_end = all_end.max(last.offset_bytes + last.len_bytes);
+        before = Some(w);
+    }
+    None
 }
 
 /// Checks shapes, formats, lifetimes and overlaps of one program.
@@ -150,7 +177,9 @@ impl Checker<'_> {
         let w = self.stage.weight(id);
         require(w.format == Format::F32, || format!("{} must be F32, it is {}", w.tensor, w.format))?;
         let len = product(w.cols, w.rows);
-        require(len > 0 && u64::from(width).is_multiple_of(len), || format!("{} has {len} elements, which do not divide {width}", w.tensor))
+        require(len > 0 && u64::from(width).is_multiple_of(len), || {
+            format!("{} has {len} elements, which do not divide {width}", w.tensor)
+        })
     }
 
     fn matrix(&self, id: WeightId, cols: u32, rows: u32) -> Outcome {
@@ -202,7 +231,9 @@ impl Checker<'_> {
 
     fn shapes(&self, op: &Op) -> Outcome {
         match op {
-            Op::Repeat { x, out } => require(x.width > 0 && out.width.is_multiple_of(x.width), || "output is no multiple of the input".into()),
+            Op::Repeat { x, out } => {
+                require(x.width > 0 && out.width.is_multiple_of(x.width), || "output is no multiple of the input".into())
+            }
             Op::RmsNorm { x, weight, out, group, .. } => {
                 same("output width", out.width, x.width)?;
                 require(*group > 0 && x.width.is_multiple_of(*group), || format!("{} columns in groups of {group}", x.width))?;
@@ -271,7 +302,9 @@ impl Checker<'_> {
         let rope = self.stage.ropes.get(id as usize).ok_or_else(|| format!("rope {id} does not exist"))?;
         same("number of rotary components", rope.component.len() as u64, rope.inv_freq.len() as u64)?;
         require(rope.component.iter().all(|c| *c < 3), || "a rotary component is not 0, 1 or 2".into())?;
-        require(rope.inv_freq.len() as u64 * 2 <= u64::from(dim), || format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len()))
+        require(rope.inv_freq.len() as u64 * 2 <= u64::from(dim), || {
+            format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len())
+        })
     }
 
     fn attention(&self, q: &Heads, cache: StateId, out: &Heads, selection: Option<(View, u32)>, gate: Option<Heads>) -> Outcome {
@@ -337,5 +370,39 @@ impl Checker<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(name: &str, offset_bytes: u64, rows: u32, experts: u32, expert_stride_bytes: u64) -> WeightDecl {
+        // 64 bytes a row.
+        WeightDecl { tensor: name.into(), format: Format::F32, cols: 16, rows, experts, offset_bytes, expert_stride_bytes }
+    }
+
+    fn overlap(weights: &[WeightDecl]) -> Option<(&str, &str)> {
+        overlapping_weights(weights).map(|(a, b)| (a.tensor.as_str(), b.tensor.as_str()))
+    }
+
+    #[test]
+    fn slabs_of_experts_interleave_and_nothing_else_does() {
+        let slabs = |up_offset, up_rows, up_stride| {
+            vec![
+                weight("after", 256 + 4 * 512, 4, 1, 0),
+                weight("up", up_offset, up_rows, 4, up_stride),
+                weight("gate", 256, 4, 4, 512),
+                weight("norm", 0, 4, 1, 0),
+            ]
+        };
+        assert_eq!(overlap(&slabs(512, 4, 512)), None);
+        assert_eq!(overlap(&slabs(448, 4, 512)), Some(("gate", "up")), "inside the slab");
+        assert_eq!(overlap(&slabs(512, 5, 512)), Some(("gate", "up")), "into the next expert");
+        assert_eq!(overlap(&slabs(512, 4, 256)), Some(("gate", "up")), "another distance");
+        assert_eq!(overlap(&slabs(192, 4, 512)), Some(("norm", "up")), "before the slab");
+        let longer = [weight("gate", 0, 4, 4, 256), weight("norm", 1000, 4, 1, 0)];
+        assert_eq!(overlap(&longer), Some(("gate", "norm")), "into the last expert");
+        assert_eq!(overlap(&[weight("gate", 0, 5, 4, 256)]), Some(("gate", "gate")), "an expert into the next");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::gguf::Metadata;
 use crate::model::rope::{RopeConfig, Scaling, interleaved_components, uncovered_pair};
-use crate::model::{ModelError, NgramConfig, Tensors, check_head_dim, check_layers, row_len};
+use crate::model::{ModelError, NgramConfig, Tensors, check_experts, check_head_dim, check_layers, row_len};
 use crate::program::RopePairing;
 use crate::units::TokenId;
 
@@ -285,7 +285,7 @@ fn read_experts(keys: &Keys<'_>, blocks: u32) -> Result<Experts, ModelError> {
         shared_hidden: keys.row("expert_shared_feed_forward_length")?,
     };
     ensure(experts.used <= experts.count, "expert_used_count", experts.used, "it must not exceed expert_count")?;
-    row_len(Keys::key("expert_count"), experts.count, &[experts.count])?;
+    check_experts(Keys::key("expert_count"), experts.count)?;
     row_len(Keys::key("expert_feed_forward_length"), experts.hidden, &[experts.used, experts.hidden])?;
     Ok(experts)
 }
