@@ -12,10 +12,11 @@
 //! - Some templates build a token from pieces (`'<|' + message.role + '|>'`). Tokens the source can build this way are
 //!   also recognised in the rendered text, except where one stands whole in something the user supplied.
 
+mod fallback;
 mod guard;
 mod python;
+mod values;
 
-use minijinja::value::Value;
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value as Json};
 use thiserror::Error;
@@ -54,8 +55,8 @@ pub enum TemplateSource {
     File,
     /// The model file, under this name.
     Named(String),
-    /// The file has none: ChatML, which the user should be told.
-    FallbackChatMl,
+    /// The file has none; the format of that name fits its vocabulary best. The user should be told.
+    Fallback(&'static str),
 }
 
 /// A conversation to render. Messages are JSON objects as in the OpenAI chat format.
@@ -113,13 +114,15 @@ impl RenderedChat {
     }
 }
 
-const CHATML: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-
 /// Fuel for a template that does nothing unusual, and what every byte of input adds. One fuel is about one instruction
 /// or 64 bytes of text made.
 const FUEL_BASE: u64 = 2_000_000;
-const FUEL_PER_INPUT_BYTE: u64 = 16;
+const FUEL_PER_INPUT_BYTE: u64 = 1;
+
+/// A template can nest a value once for every few instructions, and dropping a nested value takes stack for every
+/// level. Rendering therefore has a thread of its own, whose stack (address space; only what is touched becomes memory)
+/// is large enough for all the fuel there is.
+const STACK_BYTES_PER_FUEL: u64 = 96;
 
 struct Entry {
     source: TemplateSource,
@@ -136,7 +139,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The templates of the file, or ChatML if it has none. A malformed template is found here.
+    /// The templates of the file, or one that fits its vocabulary if it has none. A malformed template is found here.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let mut entries = Vec::new();
         if let Some(text) = tokenizer.chat_template_source() {
@@ -152,9 +155,11 @@ impl ChatTemplate {
             });
         }
         if entries.is_empty() {
+            let (name, text) = fallback::choose(tokenizer);
+            let source = TemplateSource::Fallback(name);
             entries.push(Entry {
-                source: TemplateSource::FallbackChatMl,
-                text: CHATML.to_owned(),
+                source,
+                text: text.to_owned(),
             });
         }
         Self::with_entries(tokenizer, entries)
@@ -292,20 +297,22 @@ impl ChatTemplate {
             &inputs,
             &request.extra,
         )?;
-        let context = self.context(&guard, request);
-        let fuel =
-            FUEL_BASE + FUEL_PER_INPUT_BYTE * (guard.input_bytes() + entry.text.len()) as u64;
+        let vars = self.context(&guard, request);
+        let input_bytes = (guard.input_bytes() + entry.text.len()) as u64;
+        let fuel = FUEL_BASE + FUEL_PER_INPUT_BYTE * input_bytes;
         let source = guard.template(&entry.text);
-        let env = compile(&source, fuel, request.now)?;
-        let rendered = env
-            .get_template(TEMPLATE_NAME)
-            .and_then(|template| template.render(context))
-            .map_err(template_error)?;
+        let rendered = with_deep_stack(fuel * STACK_BYTES_PER_FUEL, || {
+            let env = compile(&source, fuel, request.now)?;
+            let template = env.get_template(TEMPLATE_NAME).map_err(template_error)?;
+            template
+                .render(python::from_json(vars))
+                .map_err(template_error)
+        })?;
         let (text, segments) = guard.segments(&rendered);
         Ok(RenderedChat { text, segments })
     }
 
-    fn context(&self, guard: &Guard<'_>, request: &ChatRequest) -> Value {
+    fn context(&self, guard: &Guard<'_>, request: &ChatRequest) -> Json {
         let mut vars = Map::new();
         for (name, text) in &self.variables {
             vars.insert(
@@ -347,11 +354,34 @@ impl ChatTemplate {
         for (name, value) in &request.extra {
             vars.insert(name.clone(), user(value));
         }
-        python::from_json(Json::Object(vars))
+        Json::Object(vars)
     }
 }
 
 const TEMPLATE_NAME: &str = "chat_template";
+
+/// Runs `work` on a thread with a stack of that size.
+fn with_deep_stack<T: Send>(
+    stack_bytes: u64,
+    work: impl FnOnce() -> Result<T, TemplateError> + Send,
+) -> Result<T, TemplateError> {
+    let failed = |detail: &str| TemplateError::Failed {
+        line: 0,
+        detail: detail.to_owned(),
+    };
+    let size = usize::try_from(stack_bytes).map_err(|_| failed("the input is too long"))?;
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new()
+            .name("chat template".to_owned())
+            .stack_size(size);
+        let thread = builder
+            .spawn_scoped(scope, work)
+            .map_err(|error| failed(&error.to_string()))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err(failed("the template engine stopped")))
+    })
+}
 
 /// An environment that behaves like the one the published tokenizers use, with `source` loaded.
 fn compile(source: &str, fuel: u64, now: Option<i64>) -> Result<Environment<'_>, TemplateError> {

@@ -1,32 +1,32 @@
-//! The pieces of Python that chat templates count on: methods, `tojson`, how values print, dates.
+//! The pieces of Python that chat templates count on: methods, functions, dates.
 
-use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Output, State, UndefinedBehavior};
+use minijinja::value::Value;
+use minijinja::{Environment, Error, ErrorKind, State, UndefinedBehavior};
 use serde_json::Value as Json;
+
+use super::values;
 
 /// Begins the detail of an error that the template itself raised.
 pub(super) const RAISED: &str = "raised: ";
-
-/// Values nested deeper than this are refused rather than followed.
-const MAX_DEPTH: usize = 200;
 
 /// Adds functions, filters and printing rules to `env`.
 pub(super) fn install(env: &mut Environment<'_>, now: Option<i64>) {
     env.set_undefined_behavior(UndefinedBehavior::Lenient);
     env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_formatter(print);
-    env.add_filter("tojson", tojson);
-    env.add_filter("string", |value: Value| to_text(&value));
+    env.set_formatter(values::print);
+    env.add_filter("tojson", values::tojson);
+    env.add_filter("string", |state: &State, value: Value| {
+        values::to_text(state, &value)
+    });
     env.add_function(
         "raise_exception",
-        |message: Value| -> Result<Value, Error> {
+        |state: &State, message: Value| -> Result<Value, Error> {
             Err(Error::new(
                 ErrorKind::InvalidOperation,
-                format!("{RAISED}{}", to_text(&message)?),
+                format!("{RAISED}{}", values::to_text(state, &message)?),
             ))
         },
     );
@@ -67,7 +67,7 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let Some(end) = tag.find("%}") else {
+        let Some(end) = tag[2..].find("%}").map(|end| end + 2) else {
             out.push_str(tag);
             return out;
         };
@@ -91,236 +91,6 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-/// `{{ value }}` as Python prints it: `True`, `None`, `['a', 1]`.
-fn print(out: &mut Output, _state: &mut State, value: &Value) -> Result<(), Error> {
-    match value.as_str() {
-        Some(text) => out.write_str(text)?,
-        None => out.write_str(&to_text(value)?)?,
-    }
-    Ok(())
-}
-
-/// `str(value)`.
-fn to_text(value: &Value) -> Result<String, Error> {
-    if let Some(text) = value.as_str() {
-        return Ok(text.to_owned());
-    }
-    if value.is_undefined() {
-        return Ok(String::new());
-    }
-    let mut out = String::new();
-    write_value(&mut out, value, &Style::Repr, 0)?;
-    Ok(out)
-}
-
-/// The two ways to write a value.
-enum Style {
-    /// Python's `repr`.
-    Repr,
-    Json(JsonStyle),
-}
-
-struct JsonStyle {
-    indent: Option<usize>,
-    item_separator: String,
-    key_separator: String,
-    sort_keys: bool,
-    ascii: bool,
-}
-
-/// `json.dumps` as the published tokenizers call it: no HTML escapes, other scripts as they are.
-fn tojson(
-    state: &State,
-    value: Value,
-    positional: Option<Value>,
-    kwargs: Kwargs,
-) -> Result<String, Error> {
-    let indent: Option<Value> = kwargs.get("indent")?;
-    let separators: Option<Vec<String>> = kwargs.get("separators")?;
-    let indent = match indent {
-        Some(value) if !value.is_none() => Some(usize::try_from(value)?.min(64)),
-        _ => None,
-    };
-    let default_item = if indent.is_some() { "," } else { ", " };
-    let mut separators = separators.unwrap_or_default().into_iter();
-    let ascii = kwargs
-        .get::<Option<bool>>("ensure_ascii")?
-        .or(positional.map(|value| value.is_true()));
-    let style = JsonStyle {
-        indent,
-        item_separator: separators.next().unwrap_or_else(|| default_item.to_owned()),
-        key_separator: separators.next().unwrap_or_else(|| ": ".to_owned()),
-        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        ascii: ascii.unwrap_or(false),
-    };
-    kwargs.assert_all_used()?;
-    let mut out = String::new();
-    write_value(&mut out, &value, &Style::Json(style), 0)?;
-    state.consume_fuel(out.len() as u64 / 64)?;
-    Ok(out)
-}
-
-fn write_value(out: &mut String, value: &Value, style: &Style, depth: usize) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(Error::new(
-            ErrorKind::InvalidOperation,
-            "the value is nested too deeply",
-        ));
-    }
-    let json = matches!(style, Style::Json(_));
-    match value.kind() {
-        ValueKind::Undefined if json => {
-            return Err(Error::new(
-                ErrorKind::UndefinedError,
-                "an undefined value cannot be written as JSON",
-            ));
-        }
-        ValueKind::Undefined => out.push_str("Undefined"),
-        ValueKind::None => out.push_str(if json { "null" } else { "None" }),
-        ValueKind::Bool => out.push_str(match (value.is_true(), json) {
-            (true, true) => "true",
-            (false, true) => "false",
-            (true, false) => "True",
-            (false, false) => "False",
-        }),
-        ValueKind::Number => write_number(out, value),
-        ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), style),
-        ValueKind::Seq | ValueKind::Iterable => {
-            let items = value.try_iter()?.map(|item| (None, item)).collect();
-            write_items(out, items, ["[", "]"], style, depth)?;
-        }
-        ValueKind::Map => {
-            let mut items = Vec::new();
-            for key in value.try_iter()? {
-                let item = value.get_item(&key)?;
-                items.push((Some(key), item));
-            }
-            write_items(out, items, ["{", "}"], style, depth)?;
-        }
-        _ if json => {
-            return Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("a {} cannot be written as JSON", value.kind()),
-            ));
-        }
-        _ => out.push_str(&value.to_string()),
-    }
-    Ok(())
-}
-
-fn write_items(
-    out: &mut String,
-    mut items: Vec<(Option<Value>, Value)>,
-    brackets: [&str; 2],
-    style: &Style,
-    depth: usize,
-) -> Result<(), Error> {
-    let repr = JsonStyle {
-        indent: None,
-        item_separator: ", ".into(),
-        key_separator: ": ".into(),
-        sort_keys: false,
-        ascii: false,
-    };
-    let layout = match style {
-        Style::Json(layout) => layout,
-        Style::Repr => &repr,
-    };
-    if layout.sort_keys {
-        items.sort_by(|a, b| a.0.cmp(&b.0));
-    }
-    let new_line = |out: &mut String, depth: usize| {
-        if let Some(indent) = layout.indent {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent * depth));
-        }
-    };
-    out.push_str(brackets[0]);
-    let empty = items.is_empty();
-    for (index, (key, item)) in items.into_iter().enumerate() {
-        if index > 0 {
-            out.push_str(&layout.item_separator);
-        }
-        new_line(out, depth + 1);
-        if let Some(key) = key {
-            match (style, key.kind()) {
-                // JSON keys are strings; Python writes other keys as their JSON text in quotes.
-                (Style::Json(_), kind) if kind != ValueKind::String => {
-                    out.push('"');
-                    write_value(out, &key, style, depth + 1)?;
-                    out.push('"');
-                }
-                _ => write_value(out, &key, style, depth + 1)?,
-            }
-            out.push_str(&layout.key_separator);
-        }
-        write_value(out, &item, style, depth + 1)?;
-    }
-    if !empty {
-        new_line(out, depth);
-    }
-    out.push_str(brackets[1]);
-    Ok(())
-}
-
-fn write_number(out: &mut String, value: &Value) {
-    if value.is_integer() {
-        let _ = write!(out, "{value}");
-        return;
-    }
-    let Ok(number) = f64::try_from(value.clone()) else {
-        let _ = write!(out, "{value}");
-        return;
-    };
-    let text = format!("{number:?}");
-    // Python writes an exponent with a sign and at least two digits, and from 1e-5 downwards.
-    match text.split_once('e') {
-        Some((mantissa, exponent)) => {
-            let (sign, digits) = exponent
-                .strip_prefix('-')
-                .map_or(('+', exponent), |digits| ('-', digits));
-            let _ = write!(out, "{mantissa}e{sign}{digits:0>2}");
-        }
-        None => out.push_str(match text.as_str() {
-            "inf" => "Infinity",
-            "-inf" => "-Infinity",
-            _ => &text,
-        }),
-    }
-}
-
-fn write_string(out: &mut String, text: &str, style: &Style) {
-    let (quote, ascii) = match style {
-        Style::Json(layout) => ('"', layout.ascii),
-        Style::Repr if text.contains('\'') && !text.contains('"') => ('"', false),
-        Style::Repr => ('\'', false),
-    };
-    let json = matches!(style, Style::Json(_));
-    out.push(quote);
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' if json => out.push_str("\\b"),
-            '\u{c}' if json => out.push_str("\\f"),
-            c if c == quote => out.extend(['\\', c]),
-            c if json && (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c if !json && ((c as u32) < 0x20 || c == '\u{7f}') => {
-                out.push_str(&format!("\\x{:02x}", c as u32))
-            }
-            c if ascii && !c.is_ascii() => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
-            }
-            c => out.push(c),
-        }
-    }
-    out.push(quote);
 }
 
 const DAYS: [&str; 7] = [
