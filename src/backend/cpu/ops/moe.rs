@@ -125,12 +125,12 @@ impl<'s> Groups<'s> {
 
 #[derive(Debug)]
 pub struct ExpertGated {
-    x: Place,
-    ids: Place,
-    gate: (Matrix, Option<Vector>),
-    up: (Matrix, Option<Vector>),
-    activation: GateActivation,
-    out: Place,
+    pub x: Place,
+    pub ids: Place,
+    pub gate: (Matrix, Option<Vector>),
+    pub up: (Matrix, Option<Vector>),
+    pub activation: GateActivation,
+    pub out: Place,
 }
 
 impl ExpertGated {
@@ -151,7 +151,7 @@ impl ExpertGated {
 }
 
 /// The factor of an expert's product.
-fn expert_scale(scale: Option<Vector>, run: &Run<'_>, expert: usize) -> f32 {
+pub fn expert_scale(scale: Option<Vector>, run: &Run<'_>, expert: usize) -> f32 {
     scale.map_or(1.0, |s| s.get(run)[expert])
 }
 
@@ -194,11 +194,11 @@ impl Kernel for ExpertGated {
 
 #[derive(Debug)]
 pub struct ExpertDown {
-    x: Place,
-    ids: Place,
-    weights: Place,
-    down: (Matrix, Option<Vector>),
-    out: Place,
+    pub x: Place,
+    pub ids: Place,
+    pub weights: Place,
+    pub down: (Matrix, Option<Vector>),
+    pub out: Place,
 }
 
 impl ExpertDown {

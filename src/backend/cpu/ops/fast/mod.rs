@@ -1,0 +1,7 @@
+//! Kernels of the fast mode: vector units, 8-bit activations for quantised weights.
+
+pub mod attention;
+mod blocks;
+pub mod matmul;
+pub mod moe;
+mod product;
