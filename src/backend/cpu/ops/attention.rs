@@ -57,7 +57,7 @@ impl CacheElement for f32 {
 
 impl CacheElement for f16 {
     fn store(from: &[f32], to: &mut [f16]) {
-        from.iter().zip(to).for_each(|(from, to)| *to = f16::from_f32(*from));
+        to.convert_from_f32_slice(from);
     }
 
     fn load<'a>(from: &'a [f16], buffer: &'a mut [f32]) -> &'a [f32] {

@@ -4,6 +4,7 @@
 use super::super::exec::{Kernel, Run, Thread};
 use super::super::layout::{Layout, Matrix, Place, Vector};
 use super::super::pool::Poisoned;
+use super::super::vector::{self, Level};
 use super::super::view::{Mat, carve, carve_bytes};
 use super::math::dot;
 use super::matmul::{ROW_TILE, activate, decode};
@@ -19,6 +20,7 @@ pub struct Router {
     ids: Place,
     weights: Place,
     normalise: bool,
+    level: Option<Level>,
 }
 
 impl Router {
@@ -28,7 +30,7 @@ impl Router {
             return Err(format!("{} of {} experts with {} weights", ids.width, logits.width, weights.width));
         }
         let (logits, ids, weights) = (layout.view(*logits)?, layout.view(*ids)?, layout.view(*weights)?);
-        Ok(Router { logits, ids, weights, normalise: *normalise })
+        Ok(Router { logits, ids, weights, normalise: *normalise, level: layout.level })
     }
 }
 
@@ -43,7 +45,7 @@ impl Kernel for Router {
         let mut weights = self.weights.write::<f32>(thread);
         let p: &mut [f32] = carve(&mut thread.scratch, self.logits.width);
         for (ids, weights) in ids.whole_rows().zip(weights.whole_rows()) {
-            softmax(logits.row(ids.row), p);
+            softmax(self.level, logits.row(ids.row), p);
             choose(p, ids.data, weights.data);
             if self.normalise {
                 let sum: f32 = weights.data.iter().sum();
@@ -54,7 +56,13 @@ impl Kernel for Router {
     }
 }
 
-fn softmax(logits: &[f32], p: &mut [f32]) {
+fn softmax(level: Option<Level>, logits: &[f32], p: &mut [f32]) {
+    if let Some(level) = level {
+        p.copy_from_slice(logits);
+        let max = vector::max(level, p);
+        let sum = vector::exponentials(level, p, max);
+        return p.iter_mut().for_each(|p| *p /= sum);
+    }
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     p.iter_mut().zip(logits).for_each(|(p, x)| *p = (x - max).exp());
     let sum: f32 = p.iter().sum();

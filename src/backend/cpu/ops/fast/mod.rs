@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod blocks;
+pub mod delta;
 pub mod matmul;
 pub mod moe;
 mod product;
