@@ -18,7 +18,7 @@ use super::product::FEW_ROWS;
 use crate::program::KvFormat;
 
 /// Queries that a tile of a prompt holds, about.
-const TILE_QUERIES: usize = 48;
+const TILE_QUERIES: usize = 96;
 /// Most parts that the cells of a row are split into.
 const MAX_CHUNKS: usize = 64;
 const MIN_CHUNK_CELLS: usize = 256;

@@ -1,6 +1,6 @@
 //! Small float products of attention, on blocks that fit into the inner caches.
 
-use super::super::super::vector::{LANES, dot_inline, for_each_level, multiply_add};
+use super::super::super::vector::{LANES, Lanes, dots, for_each_level};
 
 /// Cells of a block.
 pub const BLOCK: usize = 64;
@@ -8,48 +8,40 @@ pub const BLOCK: usize = 64;
 /// Rows of the left matrix that are multiplied together: with 16 columns they fill the registers of every level.
 const ROWS: usize = 6;
 
-/// `c[R rows][16] += a[R rows][k] * b[k][16]`; rows of `a`, `b`, `c` are as far apart as their strides.
+/// `c[R rows][16] += a[R rows][k] * b[k][16]`; rows of `a` and `c` are `a_stride` and `stride` apart, those of `b` too `stride`.
 #[inline(always)]
-fn tile<const FUSED: bool, const R: usize>(
-    a: &[f32],
-    a_stride: usize,
-    k: usize,
-    b: &[f32],
-    b_stride: usize,
-    c: &mut [f32],
-    c_stride: usize,
-) {
-    let mut sums: [[f32; LANES]; R] = std::array::from_fn(|r| std::array::from_fn(|lane| c[r * c_stride + lane]));
+fn tile<L: Lanes, const R: usize>(a: &[f32], a_stride: usize, k: usize, b: &[f32], c: &mut [f32], stride: usize) {
     let a: [&[f32]; R] = std::array::from_fn(|r| &a[r * a_stride..r * a_stride + k]);
-    for (i, b) in b.chunks(b_stride).take(k).enumerate() {
+    let mut sums = [L::splat(0.0); R];
+    for (i, b) in b.chunks(stride).take(k).enumerate() {
         let Some(b) = b.first_chunk::<LANES>() else { break };
+        let b = L::load(b);
         for r in 0..R {
-            let factor = a[r][i];
-            for lane in 0..LANES {
-                sums[r][lane] = multiply_add::<FUSED>(factor, b[lane], sums[r][lane]);
-            }
+            sums[r] = L::splat(a[r][i]).mul_add(b, sums[r]);
         }
     }
-    for (r, sums) in sums.iter().enumerate() {
-        c[r * c_stride..r * c_stride + LANES].copy_from_slice(sums);
+    for r in 0..R {
+        if let Some(c) = c[r * stride..].first_chunk_mut::<LANES>() {
+            L::load(c).add(sums[r]).store(c);
+        }
     }
 }
 
 /// `c += a * b` for `a` of any number of rows with `k` columns in use, `c` of `width` columns, a multiple of 16.
 #[inline(always)]
-fn gemm_body<const FUSED: bool>(a: &[f32], a_stride: usize, k: usize, b: &[f32], width: usize, c: &mut [f32]) {
+fn gemm_body<L: Lanes>(a: &[f32], a_stride: usize, k: usize, b: &[f32], width: usize, c: &mut [f32]) {
     let rows = a.len() / a_stride;
     for first in (0..rows).step_by(ROWS) {
         let a = &a[first * a_stride..];
         for column in (0..width).step_by(LANES) {
             let (b, c) = (&b[column..], &mut c[first * width + column..]);
             match rows - first {
-                1 => tile::<FUSED, 1>(a, a_stride, k, b, width, c, width),
-                2 => tile::<FUSED, 2>(a, a_stride, k, b, width, c, width),
-                3 => tile::<FUSED, 3>(a, a_stride, k, b, width, c, width),
-                4 => tile::<FUSED, 4>(a, a_stride, k, b, width, c, width),
-                5 => tile::<FUSED, 5>(a, a_stride, k, b, width, c, width),
-                _ => tile::<FUSED, ROWS>(a, a_stride, k, b, width, c, width),
+                1 => tile::<L, 1>(a, a_stride, k, b, c, width),
+                2 => tile::<L, 2>(a, a_stride, k, b, c, width),
+                3 => tile::<L, 3>(a, a_stride, k, b, c, width),
+                4 => tile::<L, 4>(a, a_stride, k, b, c, width),
+                5 => tile::<L, 5>(a, a_stride, k, b, c, width),
+                _ => tile::<L, ROWS>(a, a_stride, k, b, c, width),
             }
         }
     }
@@ -57,26 +49,26 @@ fn gemm_body<const FUSED: bool>(a: &[f32], a_stride: usize, k: usize, b: &[f32],
 
 /// `scores[query][cell] = q[query] · k[cell]`, rows of scores `BLOCK` apart.
 #[inline(always)]
-fn scores_body<const FUSED: bool>(q: &[f32], k: &[f32], dim: usize, scores: &mut [f32]) {
+fn scores_body<L: Lanes>(q: &[f32], k: &[f32], dim: usize, scores: &mut [f32]) {
     const GROUP: usize = 4;
     let queries = q.len() / dim;
+    let whole = queries / GROUP * GROUP;
     for (cell, k) in k.chunks_exact(dim).enumerate() {
-        let whole = queries / GROUP * GROUP;
         for first in (0..whole).step_by(GROUP) {
-            let dots = dot_inline::<FUSED, GROUP>(k, std::array::from_fn(|i| &q[(first + i) * dim..(first + i + 1) * dim]));
+            let dots = dots::<L, GROUP>(k, std::array::from_fn(|i| &q[(first + i) * dim..(first + i + 1) * dim]));
             for (i, dot) in dots.into_iter().enumerate() {
                 scores[(first + i) * BLOCK + cell] = dot;
             }
         }
         for query in whole..queries {
-            scores[query * BLOCK + cell] = dot_inline::<FUSED, 1>(k, [&q[query * dim..(query + 1) * dim]])[0];
+            scores[query * BLOCK + cell] = dots::<L, 1>(k, [&q[query * dim..(query + 1) * dim]])[0];
         }
     }
 }
 
 #[inline(always)]
-fn accumulate_body<const FUSED: bool>(weights: &[f32], count: usize, v: &[f32], dim: usize, sums: &mut [f32]) {
-    gemm_body::<FUSED>(weights, BLOCK, count, v, dim, sums);
+fn accumulate_body<L: Lanes>(weights: &[f32], count: usize, v: &[f32], dim: usize, sums: &mut [f32]) {
+    gemm_body::<L>(weights, BLOCK, count, v, dim, sums);
 }
 
 for_each_level! {

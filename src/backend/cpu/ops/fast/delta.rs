@@ -3,7 +3,7 @@
 
 use super::super::super::exec::{Kernel, Run, Span, Thread};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, LANES, Level, for_each_level, multiply_add, sum_lanes};
+use super::super::super::vector::{self, LANES, Lanes, Level, for_each_level};
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::delta::{self, Inputs, normalise};
 use super::super::math::rms_scale;
@@ -32,45 +32,55 @@ struct Step {
 /// Passes a token over rows of the state `[value channel][key channel]`. The output `q · (decay S + k d)` is found from the old
 /// state, so one pass reads and one writes.
 #[inline(always)]
-fn pass_body<const FUSED: bool>(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], step: Step, out: &mut [f32]) {
-    const ROWS: usize = 2;
+fn pass_body<L: Lanes>(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], step: Step, out: &mut [f32]) {
+    const ROWS: usize = 4;
     let dim = k.len();
     let whole = v.len() / ROWS * ROWS;
     for first in (0..whole).step_by(ROWS) {
         let rows = &mut state[first * dim..(first + ROWS) * dim];
-        pass_rows::<FUSED, ROWS>(rows, q, k, &v[first..], step, &mut out[first..]);
+        pass_rows::<L, ROWS>(rows, q, k, &v[first..], step, &mut out[first..]);
     }
     for row in whole..v.len() {
-        pass_rows::<FUSED, 1>(&mut state[row * dim..(row + 1) * dim], q, k, &v[row..], step, &mut out[row..]);
+        pass_rows::<L, 1>(&mut state[row * dim..(row + 1) * dim], q, k, &v[row..], step, &mut out[row..]);
     }
 }
 
 #[inline(always)]
-fn pass_rows<const FUSED: bool, const R: usize>(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], step: Step, out: &mut [f32]) {
+fn pass_rows<L: Lanes, const R: usize>(state: &mut [f32], q: &[f32], k: &[f32], v: &[f32], step: Step, out: &mut [f32]) {
     let dim = k.len();
-    let whole = dim / LANES * LANES;
-    let (mut with_k, mut with_q) = ([[0.0; LANES]; R], [[0.0; LANES]; R]);
-    for at in (0..whole).step_by(LANES) {
-        let (q, k) = (&q[at..at + LANES], &k[at..at + LANES]);
+    let whole = dim / LANES;
+    let (mut with_k, mut with_q) = ([L::splat(0.0); R], [L::splat(0.0); R]);
+    let ((q_groups, q_rest), (k_groups, k_rest)) = (q.as_chunks::<LANES>(), k.as_chunks::<LANES>());
+    for (i, (q, k)) in q_groups.iter().zip(k_groups).enumerate() {
+        let (q, k) = (L::load(q), L::load(k));
         for r in 0..R {
-            let s = &state[r * dim + at..r * dim + at + LANES];
-            for lane in 0..LANES {
-                with_k[r][lane] = multiply_add::<FUSED>(s[lane], k[lane], with_k[r][lane]);
-                with_q[r][lane] = multiply_add::<FUSED>(s[lane], q[lane], with_q[r][lane]);
-            }
+            let Some(s) = state[r * dim + i * LANES..].first_chunk::<LANES>() else { break };
+            let s = L::load(s);
+            with_k[r] = s.mul_add(k, with_k[r]);
+            with_q[r] = s.mul_add(q, with_q[r]);
         }
     }
     for r in 0..R {
-        for i in whole..dim {
-            with_k[r][i - whole] += state[r * dim + i] * k[i];
-            with_q[r][i - whole] += state[r * dim + i] * q[i];
-        }
-        let (with_k, with_q) = (sum_lanes(with_k[r]), sum_lanes(with_q[r]));
+        let rest = &state[r * dim + whole * LANES..(r + 1) * dim];
+        let tail = |x: &[f32]| rest.iter().zip(x).map(|(s, x)| s * x).sum::<f32>();
+        let (with_k, with_q) = (with_k[r].sum() + tail(k_rest), with_q[r].sum() + tail(q_rest));
         let correction = (v[r] - step.decay * with_k) * step.beta;
         out[r] = step.decay * with_q + step.match_ * correction;
-        for (s, k) in state[r * dim..(r + 1) * dim].iter_mut().zip(k) {
-            *s = multiply_add::<FUSED>(*k, correction, *s * step.decay);
-        }
+        update::<L>(&mut state[r * dim..(r + 1) * dim], step.decay, correction, k);
+    }
+}
+
+/// `state = decay * state + correction * k`
+#[inline(always)]
+fn update<L: Lanes>(state: &mut [f32], decay: f32, correction: f32, k: &[f32]) {
+    let (groups, rest) = state.as_chunks_mut::<LANES>();
+    let (k_groups, k_rest) = k.as_chunks::<LANES>();
+    let (decay_all, correction_all) = (L::splat(decay), L::splat(correction));
+    for (state, k) in groups.iter_mut().zip(k_groups) {
+        L::load(k).mul_add(correction_all, L::load(state).mul(decay_all)).store(state);
+    }
+    for (state, k) in rest.iter_mut().zip(k_rest) {
+        *state = *state * decay + k * correction;
     }
 }
 
