@@ -6,8 +6,7 @@ mod text_support;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use strata::tokenizer::{
-    ChatRequest, ChatTemplate, Segment, Special, TemplateError, TemplateSource, TokenType,
-    Tokenizer, TokenizerSpec,
+    ChatRequest, ChatTemplate, Segment, Special, TemplateError, TemplateSource, TokenType, Tokenizer, TokenizerSpec,
 };
 use text_support::{DEEPSEEK, GEMMA, LLAMA3, MISTRAL, PHI, QWEN3, ask, fixture, path, says, toy};
 
@@ -56,10 +55,7 @@ fn a_file_without_template_falls_back_and_says_so() {
     let tokenizer = toy("");
     let template = ChatTemplate::new(&tokenizer).unwrap();
     let request = ChatRequest::new(vec![says("system", "S"), says("user", "Hi")]);
-    assert_eq!(
-        template.source(&request),
-        &TemplateSource::Fallback("ChatML")
-    );
+    assert_eq!(template.source(&request), &TemplateSource::Fallback("ChatML"));
     let rendered = template.render(&request).unwrap();
     let expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(rendered.text(), expected);
@@ -72,24 +68,13 @@ fn the_fallback_fits_the_vocabulary() {
     let with = |marker: &str| {
         let tokens = ["a", marker].map(str::to_owned).to_vec();
         let token_types = vec![TokenType::Normal, TokenType::Control];
-        let spec = TokenizerSpec {
-            model: "gpt2".into(),
-            tokens,
-            token_types,
-            ..Default::default()
-        };
+        let spec = TokenizerSpec { model: "gpt2".into(), tokens, token_types, ..Default::default() };
         let template = ChatTemplate::new(&Tokenizer::new(spec).unwrap()).unwrap();
         template.render(&request).unwrap().text().to_owned()
     };
-    assert_eq!(
-        with("<start_of_turn>"),
-        "<start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n"
-    );
+    assert_eq!(with("<start_of_turn>"), "<start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n");
     let llama = with("<|start_header_id|>");
-    assert!(
-        llama.ends_with("\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
-        "{llama}"
-    );
+    assert!(llama.ends_with("\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"), "{llama}");
     assert!(with("<other>").starts_with("<|im_start|>system\nS<|im_end|>\n"));
 }
 
@@ -294,10 +279,7 @@ fn endless_templates_end() {
     assert!(error.to_string().contains("nested too deeply"), "{error}");
     let deepest = "{% set ns = namespace(x=1) %}{% for a in range(1000) %}{% for b in range(10000) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
     let error = fails(deepest, &ask("x"));
-    assert!(
-        matches!(error, TemplateError::TooMuchWork { .. }),
-        "{error:?}"
-    );
+    assert!(matches!(error, TemplateError::TooMuchWork { .. }), "{error:?}");
     let recursion = fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &ask("x"));
     assert!(matches!(recursion, TemplateError::Failed { .. }), "{recursion:?}");
 }

@@ -133,10 +133,7 @@ impl Tokenizer {
                 let model = ByteLevelBpe::new(&spec, pre, &structural_ids)?;
                 (Model::Bpe(Box::new(model)), pre.add_bos)
             }
-            spec::Kind::Spm { space_prefix } => (
-                Model::Spm(Box::new(SpmModel::new(&spec, space_prefix)?)),
-                true,
-            ),
+            spec::Kind::Spm { space_prefix } => (Model::Spm(Box::new(SpmModel::new(&spec, space_prefix)?)), true),
         };
         Ok(Self {
             vocab,

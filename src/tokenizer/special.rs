@@ -77,25 +77,18 @@ impl SpecialMatcher {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenId)> {
-        self.entries
-            .iter()
-            .filter_map(|(text, id)| Some((std::str::from_utf8(text).ok()?, *id)))
+        self.entries.iter().filter_map(|(text, id)| Some((std::str::from_utf8(text).ok()?, *id)))
     }
 
     fn lookup(&self, text: &[u8]) -> Option<TokenId> {
-        let index = self
-            .entries
-            .binary_search_by(|(entry, _)| entry.as_slice().cmp(text))
-            .ok()?;
+        let index = self.entries.binary_search_by(|(entry, _)| entry.as_slice().cmp(text)).ok()?;
         Some(self.entries[index].1)
     }
 
     /// The longest token at the beginning of `bytes`.
     fn at_start(&self, bytes: &[u8]) -> Option<(usize, TokenId)> {
         let lengths = self.lengths.get(*bytes.first()? as usize)?;
-        lengths
-            .iter()
-            .find_map(|length| Some((*length, self.lookup(bytes.get(..*length)?)?)))
+        lengths.iter().find_map(|length| Some((*length, self.lookup(bytes.get(..*length)?)?)))
     }
 
     pub(super) fn find_iter<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Found> + 'a {
@@ -104,11 +97,7 @@ impl SpecialMatcher {
         std::iter::from_fn(move || {
             while at < bytes.len() {
                 if let Some((length, id)) = self.at_start(&bytes[at..]) {
-                    let found = Found {
-                        start: at,
-                        end: at + length,
-                        id,
-                    };
+                    let found = Found { start: at, end: at + length, id };
                     at = found.end;
                     return Some(found);
                 }

@@ -145,10 +145,7 @@ impl ChatTemplate {
         if entries.is_empty() {
             let (name, text) = fallback::choose(tokenizer);
             let source = TemplateSource::Fallback(name);
-            entries.push(Entry {
-                source,
-                text: text.to_owned(),
-            });
+            entries.push(Entry { source, text: text.to_owned() });
         }
         Self::with_entries(tokenizer, entries)
     }
