@@ -18,8 +18,8 @@ pub fn open_tokenizer(files: &ModelFiles) -> Result<Tokenizer, CliError> {
 pub fn open_template(files: &ModelFiles, tokenizer: &Tokenizer) -> Result<ChatTemplate, CliError> {
     let hint = "--raw goes without the template";
     let template = ChatTemplate::new(tokenizer).map_err(|e| CliError::in_file(&files.name(), format!("{e}; {hint}")))?;
-    if *template.source(&ChatRequest::default()) == TemplateSource::FallbackChatMl {
-        note(format!("note: '{}' has no chat template, so ChatML is used; {hint}", files.name()));
+    if let TemplateSource::Fallback(format) = template.source(&ChatRequest::default()) {
+        note(format!("note: '{}' has no chat template, so the {format} format is used; {hint}", files.name()));
     }
     Ok(template)
 }
