@@ -16,9 +16,7 @@ fn copy(from: &Path, folder: &Path, name: &str) {
 
 /// Opens a model that must be refused, and returns what the error says.
 fn refusal(path: &Path) -> String {
-    ModelFiles::open(path)
-        .expect_err("this must not open")
-        .to_string()
+    ModelFiles::open(path).expect_err("this must not open").to_string()
 }
 
 #[test]
@@ -27,48 +25,20 @@ fn every_fixture_opens_and_its_tensors_lie_in_its_files() {
         let model = ModelFiles::open(repository(path)).unwrap();
         assert_eq!(model.metadata().len(), key_count, "{path}");
         assert_eq!(model.tensors().len(), tensor_count, "{path}");
-        assert_eq!(
-            model.metadata().str("general.architecture").unwrap(),
-            "qwen4exp"
-        );
-        assert_eq!(
-            model
-                .metadata()
-                .opt_u32("qwen4exp.embedding_length")
-                .unwrap(),
-            Some(256)
-        );
-        let sizes: u64 = model
-            .files()
-            .iter()
-            .map(|file| fs::metadata(&file.path).unwrap().len())
-            .sum();
+        assert_eq!(model.metadata().str("general.architecture").unwrap(), "qwen4exp");
+        assert_eq!(model.metadata().opt_u32("qwen4exp.embedding_length").unwrap(), Some(256));
+        let sizes: u64 = model.files().iter().map(|file| fs::metadata(&file.path).unwrap().len()).sum();
         assert_eq!(model.total_bytes(), sizes);
         for file in model.files() {
-            assert_eq!(
-                (file.version, file.alignment_bytes, file.trailing_bytes),
-                (3, 32, 0),
-                "{path}"
-            );
+            assert_eq!((file.version, file.alignment_bytes, file.trailing_bytes), (3, 32, 0), "{path}");
         }
         for tensor in model.tensors() {
             assert!(tensor.offset + tensor.bytes <= model.files()[tensor.shard].bytes);
             assert_eq!(tensor.row_bytes() * tensor.rows(), tensor.bytes);
             assert_eq!(model.tensor(&tensor.name), Some(tensor));
         }
-        let of_formats: u64 = model
-            .totals_by(|tensor| tensor.format)
-            .values()
-            .map(|total| total.bytes)
-            .sum();
-        assert_eq!(
-            of_formats,
-            model
-                .tensors()
-                .iter()
-                .map(|tensor| tensor.bytes)
-                .sum::<u64>()
-        );
+        let of_formats: u64 = model.totals_by(|tensor| tensor.format).values().map(|total| total.bytes).sum();
+        assert_eq!(of_formats, model.tensors().iter().map(|tensor| tensor.bytes).sum::<u64>());
     }
 }
 
@@ -77,44 +47,16 @@ fn values_of_a_real_file_are_as_its_documentation_says() {
     let model = ModelFiles::open(fixture("tiny-flash-next-Q8_0.gguf")).unwrap();
     let metadata = model.metadata();
     assert_eq!(metadata.u32("qwen4exp.block_count").unwrap(), 8);
-    assert_eq!(
-        metadata.i32s("qwen4exp.rope.dimension_sections").unwrap(),
-        [6, 5, 5, 0]
-    );
-    assert_eq!(
-        metadata
-            .u64s_exact("qwen4exp.ple.head_vocab_sizes")
-            .unwrap()[0],
-        2003
-    );
+    assert_eq!(metadata.i32s("qwen4exp.rope.dimension_sections").unwrap(), [6, 5, 5, 0]);
+    assert_eq!(metadata.u64s_exact("qwen4exp.ple.head_vocab_sizes").unwrap()[0], 2003);
     assert_eq!(metadata.f32("qwen4exp.rope.freq_base").unwrap(), 1e5);
     let tokens = metadata.strings("tokenizer.ggml.tokens").unwrap();
-    assert_eq!(
-        (tokens.len(), &tokens[0], &tokens[2038]),
-        (2048, "!", "<|im_end|>")
-    );
-    assert_eq!(
-        metadata
-            .strings("tokenizer.ggml.merges")
-            .unwrap()
-            .iter()
-            .next(),
-        Some("h e")
-    );
-    assert_eq!(
-        metadata.iter().next().unwrap().0,
-        "general.architecture",
-        "file order"
-    );
+    assert_eq!((tokens.len(), &tokens[0], &tokens[2038]), (2048, "!", "<|im_end|>"));
+    assert_eq!(metadata.strings("tokenizer.ggml.merges").unwrap().iter().next(), Some("h e"));
+    assert_eq!(metadata.iter().next().unwrap().0, "general.architecture", "file order");
     let embedding = model.require_tensor("token_embd.weight").unwrap();
-    assert_eq!(
-        (embedding.shape.as_slice(), embedding.format),
-        ([256, 2048].as_slice(), Format::Q8_0)
-    );
-    assert_eq!(
-        (embedding.row_len(), embedding.rows(), embedding.row_bytes()),
-        (256, 2048, 8 * 34)
-    );
+    assert_eq!((embedding.shape.as_slice(), embedding.format), ([256, 2048].as_slice(), Format::Q8_0));
+    assert_eq!((embedding.row_len(), embedding.rows(), embedding.row_bytes()), (256, 2048, 8 * 34));
 }
 
 #[test]
@@ -131,11 +73,7 @@ fn data_is_read_at_any_offset_and_from_many_threads() {
                         let mut buffer = vec![0; (tensor.bytes - offset) as usize];
                         model.read_at(tensor, offset, &mut buffer).unwrap();
                         let start = (tensor.offset + offset) as usize;
-                        assert!(
-                            buffer == whole[start..start + buffer.len()],
-                            "{}",
-                            tensor.name
-                        );
+                        assert!(buffer == whole[start..start + buffer.len()], "{}", tensor.name);
                     }
                 }
             });
@@ -155,10 +93,7 @@ fn a_model_in_memory_reads_like_one_on_disk_and_lends_its_bytes() {
         let mut buffer = vec![0; tensor.bytes as usize];
         on_disk.read_at(tensor, 0, &mut buffer).unwrap();
         let lent = model.borrow(tensor).unwrap();
-        assert!(
-            lent == buffer && bytes.as_ptr_range().contains(&lent.as_ptr()),
-            "not copied"
-        );
+        assert!(lent == buffer && bytes.as_ptr_range().contains(&lent.as_ptr()), "not copied");
     }
 }
 
@@ -170,33 +105,20 @@ fn every_type_of_value_comes_back_as_written() {
     let mut again = GgufWriter::new();
     again.set_all(model.metadata());
     for tensor in model.tensors() {
-        again
-            .tensor(
-                &tensor.name,
-                &tensor.shape,
-                tensor.format,
-                model.borrow(tensor).unwrap().to_vec(),
-            )
-            .unwrap();
+        again.tensor(&tensor.name, &tensor.shape, tensor.format, model.borrow(tensor).unwrap().to_vec()).unwrap();
     }
     assert!(again.to_bytes().unwrap() == bytes);
     assert_eq!(model.metadata().u64("n.u64").unwrap(), u64::MAX);
     assert_eq!(model.metadata().i64("n.i64").unwrap(), i64::MIN);
     assert_eq!(model.metadata().str("general.name").unwrap(), "Grüße 🦀");
     let json = serde_json::to_value(model.metadata()).unwrap();
-    assert_eq!(
-        json["a.nested"],
-        serde_json::json!([[1, 2], ["x", "y"], []])
-    );
+    assert_eq!(json["a.nested"], serde_json::json!([[1, 2], ["x", "y"], []]));
     assert_eq!(json["tokenizer.ggml.tokens"][3], "é");
 
     let mut version_2 = bytes;
     version_2[4] = 2;
     let model_2 = ModelFiles::from_bytes("v2.gguf", version_2).unwrap();
-    assert_eq!(
-        (model_2.metadata(), model_2.files()[0].version),
-        (model.metadata(), 2)
-    );
+    assert_eq!((model_2.metadata(), model_2.files()[0].version), (model.metadata(), 2));
 }
 
 #[test]
@@ -204,34 +126,13 @@ fn values_print_in_one_short_line_without_control_characters() {
     let mut metadata = Metadata::new();
     metadata.insert("text", Value::from("\x1b[31mred\n".repeat(1000)));
     metadata.insert("list", Value::from((0..1000u32).collect::<Vec<_>>()));
-    metadata.insert(
-        "tokens",
-        Value::from(Strings::from_iter(
-            ["\x07 a long token of many characters"; 100],
-        )),
-    );
-    metadata.insert(
-        "far",
-        Value::from(vec![
-            f64::MIN_POSITIVE,
-            f64::MAX,
-            f64::MIN,
-            1e300,
-            1e-300,
-            f64::NAN,
-        ]),
-    );
+    metadata.insert("tokens", Value::from(Strings::from_iter(["\x07 a long token of many characters"; 100])));
+    metadata.insert("far", Value::from(vec![f64::MIN_POSITIVE, f64::MAX, f64::MIN, 1e300, 1e-300, f64::NAN]));
     for (key, value) in metadata.iter() {
         let line = value.to_string();
-        assert!(
-            line.len() < 400 && !line.contains(char::is_control),
-            "{key}: {line}"
-        );
+        assert!(line.len() < 400 && !line.contains(char::is_control), "{key}: {line}");
     }
-    assert_eq!(
-        metadata.get("list").unwrap().to_string(),
-        "[0, 1, 2, 3, 4, 5, 6, 7, … 1000 u32]"
-    );
+    assert_eq!(metadata.get("list").unwrap().to_string(), "[0, 1, 2, 3, 4, 5, 6, 7, … 1000 u32]");
 }
 
 #[test]
@@ -241,15 +142,7 @@ fn integers_of_any_width_are_taken_where_they_fit() {
     assert_eq!(metadata.u32("n.u8").unwrap(), 200);
     assert_eq!(metadata.i32("n.u16").unwrap(), 60_000);
     assert_eq!(metadata.u64("n.u32").unwrap(), u64::from(u32::MAX));
-    assert_eq!(
-        metadata
-            .u32s("a.u64")
-            .unwrap_err()
-            .to_string()
-            .matches("a.u64[0]")
-            .count(),
-        1
-    );
+    assert_eq!(metadata.u32s("a.u64").unwrap_err().to_string().matches("a.u64[0]").count(), 1);
     assert_eq!(metadata.i32s("a.u16").unwrap(), [1, 2, 3]);
     assert_eq!(metadata.f32("n.f64").unwrap(), 0.1);
     assert_eq!(metadata.bools("a.bool").unwrap(), [true, false, true]);
@@ -257,10 +150,7 @@ fn integers_of_any_width_are_taken_where_they_fit() {
     assert_eq!(metadata.u32_per_layer("n.u8", 3).unwrap(), [200; 3]);
     assert_eq!(metadata.u32_per_layer("a.u32", 5).unwrap(), [7; 5]);
     assert_eq!(metadata.opt_u32_per_layer("none", 5).unwrap(), None);
-    assert_eq!(
-        metadata.opt_bool_per_layer("a.bool", 3).unwrap(),
-        Some(vec![true, false, true])
-    );
+    assert_eq!(metadata.opt_bool_per_layer("a.bool", 3).unwrap(), Some(vec![true, false, true]));
 }
 
 #[test]
@@ -268,42 +158,15 @@ fn a_failed_look_up_names_the_key_what_was_expected_and_what_was_found() {
     let model = ModelFiles::from_bytes("all.gguf", everything().to_bytes().unwrap()).unwrap();
     let metadata = model.metadata();
     let cases: [(Result<(), MetadataError>, [&str; 3]); 9] = [
-        (
-            metadata.u32("n.none").map(drop),
-            ["n.none", "no metadata key", "needed"],
-        ),
-        (
-            metadata.u32("n.i32").map(drop),
-            ["n.i32", "0..=4294967295", "-7"],
-        ),
-        (
-            metadata.u32("general.name").map(drop),
-            ["general.name", "an integer (u32)", "the string \"Grüße"],
-        ),
-        (
-            metadata.opt_bool("n.u8").map(drop),
-            ["n.u8", "a bool", "the u8 200"],
-        ),
-        (
-            metadata.f32("n.u32").map(drop),
-            ["n.u32", "a number (f32)", "the u32 4294967295"],
-        ),
-        (
-            metadata.f32s("a.f64").map(drop),
-            ["a.f64", "range of an f32", "1e300"],
-        ),
-        (
-            metadata.strings("a.u32").map(drop),
-            ["a.u32", "an array of strings", "an array of 5 u32"],
-        ),
-        (
-            metadata.u64s_exact("a.u32").map(drop),
-            ["a.u32", "64 bits", "an array of 5 u32"],
-        ),
-        (
-            metadata.u32_per_layer("a.u32", 8).map(drop),
-            ["a.u32", "exactly 8", "an array of 5"],
-        ),
+        (metadata.u32("n.none").map(drop), ["n.none", "no metadata key", "needed"]),
+        (metadata.u32("n.i32").map(drop), ["n.i32", "0..=4294967295", "-7"]),
+        (metadata.u32("general.name").map(drop), ["general.name", "an integer (u32)", "the string \"Grüße"]),
+        (metadata.opt_bool("n.u8").map(drop), ["n.u8", "a bool", "the u8 200"]),
+        (metadata.f32("n.u32").map(drop), ["n.u32", "a number (f32)", "the u32 4294967295"]),
+        (metadata.f32s("a.f64").map(drop), ["a.f64", "range of an f32", "1e300"]),
+        (metadata.strings("a.u32").map(drop), ["a.u32", "an array of strings", "an array of 5 u32"]),
+        (metadata.u64s_exact("a.u32").map(drop), ["a.u32", "64 bits", "an array of 5 u32"]),
+        (metadata.u32_per_layer("a.u32", 8).map(drop), ["a.u32", "exactly 8", "an array of 5"]),
     ];
     for (result, parts) in cases {
         let text = result.unwrap_err().to_string();
@@ -321,20 +184,9 @@ fn alignment_is_honoured_and_what_lies_behind_the_data_is_reported() {
         bytes.extend([0; 5]);
         let model = ModelFiles::from_bytes("aligned.gguf", bytes).unwrap();
         let file = &model.files()[0];
-        assert_eq!(
-            (file.alignment_bytes, file.trailing_bytes),
-            (alignment_bytes.into(), 5)
-        );
-        assert!(
-            model
-                .tensors()
-                .iter()
-                .all(|tensor| tensor.offset % u64::from(alignment_bytes) == 0)
-        );
-        assert_eq!(
-            model.borrow(model.tensor("norm.weight").unwrap()).unwrap()[..3],
-            [11, 18, 25]
-        );
+        assert_eq!((file.alignment_bytes, file.trailing_bytes), (alignment_bytes.into(), 5));
+        assert!(model.tensors().iter().all(|tensor| tensor.offset % u64::from(alignment_bytes) == 0));
+        assert_eq!(model.borrow(model.tensor("norm.weight").unwrap()).unwrap()[..3], [11, 18, 25]);
     }
 }
 
@@ -344,30 +196,19 @@ fn the_padding_of_the_last_tensor_may_be_missing() {
     let model = ModelFiles::from_bytes("unpadded.gguf", raw.0).unwrap();
     assert_eq!(model.files()[0].trailing_bytes, 0);
     let vocabulary_only = Raw::start(3, 0, 1).key_u32("a", 1);
-    assert_eq!(
-        ModelFiles::from_bytes("vocabulary.gguf", vocabulary_only.0)
-            .unwrap()
-            .tensors()
-            .len(),
-        0
-    );
+    assert_eq!(ModelFiles::from_bytes("vocabulary.gguf", vocabulary_only.0).unwrap().tensors().len(), 0);
 }
 
 #[test]
 fn a_header_alone_is_enough_to_inspect_and_reading_data_is_then_an_error() {
     let mut writer = GgufWriter::new();
-    writer
-        .zeros("experts", &[2560, 640, 512], Format::Q4_K)
-        .unwrap();
+    writer.zeros("experts", &[2560, 640, 512], Format::Q4_K).unwrap();
     let (header, file_bytes) = writer.header().unwrap();
     let model = ModelFiles::from_header("sheet.gguf", header.as_slice(), file_bytes).unwrap();
     let tensor = model.require_tensor("experts").unwrap();
     assert_eq!(tensor.bytes, 2560 * 640 * 512 / 256 * 144);
     let error = model.read_at(tensor, 0, &mut [0; 4]).unwrap_err();
-    assert!(
-        matches!(&error, GgufError::NoData { tensor, .. } if tensor == "experts"),
-        "{error}"
-    );
+    assert!(matches!(&error, GgufError::NoData { tensor, .. } if tensor == "experts"), "{error}");
 }
 
 /// 60 GiB of zeros take no room on a file system with holes.
@@ -378,21 +219,14 @@ fn a_huge_file_opens_at_once_and_is_read_behind_4_gib() {
     let path = folder.path().join("huge.gguf");
     let mut writer = GgufWriter::new();
     writer.zeros("a", &[1 << 20, 1 << 14], Format::F32).unwrap();
-    writer
-        .tensor("b", &[2], Format::F32, vec![1, 2, 3, 4, 5, 6, 7, 8])
-        .unwrap();
+    writer.tensor("b", &[2], Format::F32, vec![1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
     writer.write_file(&path).unwrap();
     let begin = std::time::Instant::now();
     let model = ModelFiles::open(&path).unwrap();
     assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
     let mut buffer = [0; 8];
-    model
-        .read_at(model.tensor("b").unwrap(), 0, &mut buffer)
-        .unwrap();
-    assert_eq!(
-        (model.total_bytes() >> 36, buffer),
-        (1, [1, 2, 3, 4, 5, 6, 7, 8])
-    );
+    model.read_at(model.tensor("b").unwrap(), 0, &mut buffer).unwrap();
+    assert_eq!((model.total_bytes() >> 36, buffer), (1, [1, 2, 3, 4, 5, 6, 7, 8]));
 }
 
 #[test]
@@ -406,23 +240,14 @@ fn shards_are_found_under_any_name() {
     fs::create_dir(folder.path().join("folder.gguf")).unwrap();
     let model = ModelFiles::open(folder.path().join("zebra.gguf")).unwrap();
     assert_eq!(model.tensors(), expected.tensors());
-    let names: Vec<_> = model
-        .files()
-        .iter()
-        .map(|file| file.path.file_name().unwrap().to_owned())
-        .collect();
+    let names: Vec<_> = model.files().iter().map(|file| file.path.file_name().unwrap().to_owned()).collect();
     assert_eq!(names, ["zebra.gguf", "ant.GGUF"]);
     let shards: HashSet<usize> = model.tensors().iter().map(|tensor| tensor.shard).collect();
     assert_eq!(shards.len(), 2);
     for tensor in model.tensors().iter().step_by(13) {
-        let (mut here, mut there) = (
-            vec![0; tensor.bytes as usize],
-            vec![1; tensor.bytes as usize],
-        );
+        let (mut here, mut there) = (vec![0; tensor.bytes as usize], vec![1; tensor.bytes as usize]);
         model.read_at(tensor, 0, &mut here).unwrap();
-        expected
-            .read_at(expected.tensor(&tensor.name).unwrap(), 0, &mut there)
-            .unwrap();
+        expected.read_at(expected.tensor(&tensor.name).unwrap(), 0, &mut there).unwrap();
         assert!(here == there, "{}", tensor.name);
     }
 }
@@ -430,23 +255,15 @@ fn shards_are_found_under_any_name() {
 #[test]
 fn many_shards_are_put_in_order() {
     let folder = tempfile::tempdir().unwrap();
-    let paths = everything()
-        .write_shards(folder.path(), "model", 1)
-        .unwrap();
+    let paths = everything().write_shards(folder.path(), "model", 1).unwrap();
     // Names whose order is not that of the shards.
-    for (path, name) in paths
-        .iter()
-        .zip(["e.gguf", "d.gguf", "c.gguf", "b.gguf", "a.gguf"])
-    {
+    for (path, name) in paths.iter().zip(["e.gguf", "d.gguf", "c.gguf", "b.gguf", "a.gguf"]) {
         fs::rename(path, folder.path().join(name)).unwrap();
     }
     let model = ModelFiles::open(folder.path().join("e.gguf")).unwrap();
     let whole = ModelFiles::from_bytes("whole.gguf", everything().to_bytes().unwrap()).unwrap();
     for (tensor, expected) in model.tensors().iter().zip(whole.tensors()) {
-        assert_eq!(
-            (&tensor.name, tensor.bytes),
-            (&expected.name, expected.bytes)
-        );
+        assert_eq!((&tensor.name, tensor.bytes), (&expected.name, expected.bytes));
         let mut data = vec![0; tensor.bytes as usize];
         model.read_at(tensor, 0, &mut data).unwrap();
         assert!(data == whole.borrow(expected).unwrap());
@@ -462,91 +279,48 @@ fn of_two_models_split_alike_the_names_decide() {
         everything().write_shards(folder.path(), stem, 3).unwrap();
     }
     let model = ModelFiles::open(folder.path().join("model-Q8-00001-of-00002.gguf")).unwrap();
-    assert!(
-        model.files()[1]
-            .path
-            .ends_with("model-Q8-00002-of-00002.gguf")
-    );
+    assert!(model.files()[1].path.ends_with("model-Q8-00002-of-00002.gguf"));
 
     // Another model's shard is not taken for a missing one.
     fs::remove_file(folder.path().join("model-Q8-00002-of-00002.gguf")).unwrap();
     let text = refusal(&folder.path().join("model-Q8-00001-of-00002.gguf"));
-    assert!(
-        text.contains("shard 2 of 2") && text.contains("named as a shard of another model"),
-        "{text}"
-    );
+    assert!(text.contains("shard 2 of 2") && text.contains("named as a shard of another model"), "{text}");
 
     // Names that say nothing do not decide.
-    fs::rename(
-        folder.path().join("model-Q8-00001-of-00002.gguf"),
-        folder.path().join("first.gguf"),
-    )
-    .unwrap();
-    fs::copy(
-        folder.path().join("model-Q4-00002-of-00002.gguf"),
-        folder.path().join("x.gguf"),
-    )
-    .unwrap();
+    fs::rename(folder.path().join("model-Q8-00001-of-00002.gguf"), folder.path().join("first.gguf")).unwrap();
+    fs::copy(folder.path().join("model-Q4-00002-of-00002.gguf"), folder.path().join("x.gguf")).unwrap();
     let text = refusal(&folder.path().join("first.gguf"));
-    assert!(
-        text.contains("could both be shard 2 of 2") && text.contains("x.gguf"),
-        "{text}"
-    );
+    assert!(text.contains("could both be shard 2 of 2") && text.contains("x.gguf"), "{text}");
 }
 
 #[cfg(unix)]
 #[test]
 fn links_to_a_shard_are_no_contradiction() {
     let folder = tempfile::tempdir().unwrap();
-    let paths = everything()
-        .write_shards(folder.path(), "model", 3)
-        .unwrap();
+    let paths = everything().write_shards(folder.path(), "model", 3).unwrap();
     fs::rename(&paths[0], folder.path().join("first.gguf")).unwrap();
     std::os::unix::fs::symlink(&paths[1], folder.path().join("link.gguf")).unwrap();
-    assert_eq!(
-        ModelFiles::open(folder.path().join("first.gguf"))
-            .unwrap()
-            .files()
-            .len(),
-        2
-    );
+    assert_eq!(ModelFiles::open(folder.path().join("first.gguf")).unwrap().files().len(), 2);
 }
 
 #[test]
 fn a_missing_shard_is_named_with_the_folder_that_was_searched() {
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture(SHARD_1), folder.path(), SHARD_1);
-    fs::write(
-        folder.path().join("cut.gguf"),
-        &fs::read(fixture(SHARD_2)).unwrap()[..60],
-    )
-    .unwrap();
+    fs::write(folder.path().join("cut.gguf"), &fs::read(fixture(SHARD_2)).unwrap()[..60]).unwrap();
     let text = refusal(&folder.path().join(SHARD_1));
     let folder = folder.path().display().to_string();
-    assert!(
-        ["shard 2 of 2", SHARD_1, &folder, "cut.gguf"]
-            .iter()
-            .all(|part| text.contains(part)),
-        "{text}"
-    );
+    assert!(["shard 2 of 2", SHARD_1, &folder, "cut.gguf"].iter().all(|part| text.contains(part)), "{text}");
 }
 
 #[test]
 fn opening_a_later_shard_says_which_one_is_the_first() {
     let text = refusal(&fixture(SHARD_2));
-    assert!(
-        ["shard 2 of 2", SHARD_1]
-            .iter()
-            .all(|part| text.contains(part)),
-        "{text}"
-    );
+    assert!(["shard 2 of 2", SHARD_1].iter().all(|part| text.contains(part)), "{text}");
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture(SHARD_2), folder.path(), "alone.gguf");
     let text = refusal(&folder.path().join("alone.gguf"));
-    assert!(
-        text.contains("alone.gguf") && text.contains("not in the same folder"),
-        "{text}"
-    );
+    assert!(text.contains("alone.gguf") && text.contains("not in the same folder"), "{text}");
 }
 
 #[test]
@@ -556,21 +330,11 @@ fn a_file_cut_short_after_it_was_opened_gives_an_error_that_names_the_tensor() {
     everything().write_file(&path).unwrap();
     let model = ModelFiles::open(&path).unwrap();
     let tensor = model.tensor("output.weight").unwrap();
-    fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(tensor.offset + 10)
-        .unwrap();
-    let error = model
-        .read_at(tensor, 0, &mut vec![0; tensor.bytes as usize])
-        .unwrap_err();
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(tensor.offset + 10).unwrap();
+    let error = model.read_at(tensor, 0, &mut vec![0; tensor.bytes as usize]).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, GgufError::ShortRead { .. }), "{text}");
-    assert!(
-        text.contains("cut.gguf") && text.contains("output.weight"),
-        "{text}"
-    );
+    assert!(text.contains("cut.gguf") && text.contains("output.weight"), "{text}");
 }
 
 #[test]
@@ -581,21 +345,10 @@ fn reads_past_a_tensor_or_of_another_model_are_refused() {
     foreign.shard = 7;
     let mut outside = tensor.clone();
     outside.offset = u64::MAX;
-    for (tensor, offset) in [
-        (&tensor, 9),
-        (&tensor, u64::MAX),
-        (&foreign, 0),
-        (&outside, 0),
-    ] {
+    for (tensor, offset) in [(&tensor, 9), (&tensor, u64::MAX), (&foreign, 0), (&outside, 0)] {
         let error = model.read_at(tensor, offset, &mut [0; 4]).unwrap_err();
         assert!(matches!(error, GgufError::OutsideTensor { .. }), "{error}");
     }
     assert!(model.borrow(&foreign).is_none() && model.borrow(&outside).is_none());
-    assert!(
-        model
-            .require_tensor("nope")
-            .unwrap_err()
-            .to_string()
-            .contains("\"nope\"")
-    );
+    assert!(model.require_tensor("nope").unwrap_err().to_string().contains("\"nope\""));
 }

@@ -7,14 +7,7 @@ use strata::units::TokenId;
 
 /// Everything off: the plain distribution of the model.
 fn plain(seed: u64) -> SamplingParams {
-    SamplingParams {
-        temperature: 1.0,
-        top_k: 0,
-        top_p: 1.0,
-        min_p: 0.0,
-        seed: Some(seed),
-        ..Default::default()
-    }
+    SamplingParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: Some(seed), ..Default::default() }
 }
 
 fn sampler(params: SamplingParams, vocab: usize) -> Sampler {
@@ -40,18 +33,13 @@ fn frequencies(params: SamplingParams, logits: &[f32], draws: usize) -> Vec<f64>
 /// Which tokens can be drawn at all.
 fn support(params: SamplingParams, logits: &[f32]) -> Vec<u32> {
     let frequencies = frequencies(params, logits, 4000);
-    (0..logits.len() as u32)
-        .filter(|token| frequencies[*token as usize] > 0.0)
-        .collect()
+    (0..logits.len() as u32).filter(|token| frequencies[*token as usize] > 0.0).collect()
 }
 
 #[test]
 fn greedy_takes_the_best_and_the_lowest_of_equals() {
     assert_eq!(once(SamplingParams::greedy(), &[1.0, 3.0, 3.0, -1.0]).0, 1);
-    assert_eq!(
-        once(SamplingParams::greedy(), &[f32::NEG_INFINITY, -5.0]).0,
-        1
-    );
+    assert_eq!(once(SamplingParams::greedy(), &[f32::NEG_INFINITY, -5.0]).0, 1);
     assert_eq!(once(SamplingParams::greedy(), &[0.0; 5]).0, 0);
 }
 
@@ -60,38 +48,11 @@ fn unusable_logits_are_errors() {
     for params in [SamplingParams::greedy(), plain(1)] {
         let sample = |logits: &[f32]| sampler(params.clone(), 3).sample(&mut logits.to_vec());
         let bad = sample(&[0.0, f32::NAN, 0.0]).unwrap_err();
-        assert!(
-            matches!(
-                bad,
-                SampleError::NotFinite {
-                    token: TokenId(1),
-                    ..
-                }
-            ),
-            "{bad:?}"
-        );
+        assert!(matches!(bad, SampleError::NotFinite { token: TokenId(1), .. }), "{bad:?}");
         let bad = sample(&[0.0, 1.0, f32::INFINITY]).unwrap_err();
-        assert!(
-            matches!(
-                bad,
-                SampleError::NotFinite {
-                    token: TokenId(2),
-                    ..
-                }
-            ),
-            "{bad:?}"
-        );
-        assert_eq!(
-            sample(&[f32::NEG_INFINITY; 3]),
-            Err(SampleError::NothingLeft)
-        );
-        assert_eq!(
-            sample(&[0.0; 4]),
-            Err(SampleError::WrongLength {
-                found: 4,
-                expected: 3
-            })
-        );
+        assert!(matches!(bad, SampleError::NotFinite { token: TokenId(2), .. }), "{bad:?}");
+        assert_eq!(sample(&[f32::NEG_INFINITY; 3]), Err(SampleError::NothingLeft));
+        assert_eq!(sample(&[0.0; 4]), Err(SampleError::WrongLength { found: 4, expected: 3 }));
     }
 }
 
@@ -120,72 +81,35 @@ fn meaningless_parameters_are_refused_by_name() {
 fn draws_follow_the_distribution() {
     let logits = [1.0f32, 0.0, -1.0, 2.0, 0.5];
     for temperature in [0.5f32, 1.0, 2.0] {
-        let weights: Vec<f64> = logits
-            .iter()
-            .map(|l| f64::from(l / temperature).exp())
-            .collect();
+        let weights: Vec<f64> = logits.iter().map(|l| f64::from(l / temperature).exp()).collect();
         let total: f64 = weights.iter().sum();
-        let found = frequencies(
-            SamplingParams {
-                temperature,
-                ..plain(7)
-            },
-            &logits,
-            100_000,
-        );
+        let found = frequencies(SamplingParams { temperature, ..plain(7) }, &logits, 100_000);
         for (weight, found) in weights.iter().zip(found) {
             // Five standard deviations of a share of 100,000 draws are below 0.008.
-            assert!(
-                (weight / total - found).abs() < 0.008,
-                "{temperature}: {} {found}",
-                weight / total
-            );
+            assert!((weight / total - found).abs() < 0.008, "{temperature}: {} {found}", weight / total);
         }
     }
 }
 
 #[test]
 fn the_same_seed_draws_the_same() {
-    let logits: Vec<f32> = (0..1000)
-        .map(|i| ((i * 7919) % 1000) as f32 / 200.0)
-        .collect();
+    let logits: Vec<f32> = (0..1000).map(|i| ((i * 7919) % 1000) as f32 / 200.0).collect();
     let draw = |seed| {
-        let mut sampler = sampler(
-            SamplingParams {
-                seed: Some(seed),
-                ..plain(0)
-            },
-            logits.len(),
-        );
-        (0..50)
-            .map(|_| sampler.sample(&mut logits.clone()).unwrap().token.0)
-            .collect::<Vec<_>>()
+        let mut sampler = sampler(SamplingParams { seed: Some(seed), ..plain(0) }, logits.len());
+        (0..50).map(|_| sampler.sample(&mut logits.clone()).unwrap().token.0).collect::<Vec<_>>()
     };
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
-    let mut sampler = sampler(
-        SamplingParams {
-            seed: None,
-            ..plain(0)
-        },
-        logits.len(),
-    );
+    let mut sampler = sampler(SamplingParams { seed: None, ..plain(0) }, logits.len());
     let first = sampler.sample(&mut logits.clone()).unwrap();
     sampler.reset();
-    assert_eq!(
-        sampler.sample(&mut logits.clone()).unwrap(),
-        first,
-        "reset starts the random numbers again"
-    );
+    assert_eq!(sampler.sample(&mut logits.clone()).unwrap(), first, "reset starts the random numbers again");
 }
 
 #[test]
 fn truncation_keeps_exactly_what_it_says() {
     // Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, in another order.
-    let logits: Vec<f32> = [0.1f32, 0.4, 0.05, 0.3, 0.15]
-        .iter()
-        .map(|p| p.ln())
-        .collect();
+    let logits: Vec<f32> = [0.1f32, 0.4, 0.05, 0.3, 0.15].iter().map(|p| p.ln()).collect();
     let with = |change: &dyn Fn(&mut SamplingParams)| {
         let mut params = plain(3);
         change(&mut params);
@@ -202,11 +126,7 @@ fn truncation_keeps_exactly_what_it_says() {
     assert_eq!(with(&|p| p.min_p = 0.5), [1, 3]);
     assert_eq!(with(&|p| p.min_p = 0.2), [0, 1, 3, 4]);
     assert_eq!(with(&|p| p.min_p = 1.0), [1]);
-    assert_eq!(
-        with(&|p| (p.top_k, p.top_p) = (3, 0.5)),
-        [1, 3],
-        "top_p goes by what top_k left"
-    );
+    assert_eq!(with(&|p| (p.top_k, p.top_p) = (3, 0.5)), [1, 3], "top_p goes by what top_k left");
     // The entropy is 1.39; the surprises are 2.3, 0.92, 3.0, 1.2, 1.9: nearest first are 3, 1, 4.
     assert_eq!(with(&|p| p.typical_p = 0.25), [3]);
     assert_eq!(with(&|p| p.typical_p = 0.6), [1, 3]);
@@ -217,32 +137,22 @@ fn truncation_keeps_exactly_what_it_says() {
 
 #[test]
 fn bias_excludes_and_prefers() {
-    let bias = |token, value| SamplingParams {
-        logit_bias: vec![(TokenId(token), value)],
-        ..SamplingParams::greedy()
-    };
+    let bias = |token, value| SamplingParams { logit_bias: vec![(TokenId(token), value)], ..SamplingParams::greedy() };
     assert_eq!(once(bias(1, f32::NEG_INFINITY), &[0.0, 5.0, 1.0]).0, 2);
     assert_eq!(once(bias(0, 6.0), &[0.0, 5.0, 1.0]).0, 0);
 }
 
 #[test]
 fn penalties_are_exact() {
-    let params = SamplingParams {
-        repeat_penalty: 2.0,
-        presence_penalty: 0.5,
-        frequency_penalty: 0.25,
-        ..SamplingParams::greedy()
-    };
+    let params =
+        SamplingParams { repeat_penalty: 2.0, presence_penalty: 0.5, frequency_penalty: 0.25, ..SamplingParams::greedy() };
     let mut sampler = sampler(params, 4);
     for token in [0, 1, 1, 1, 2] {
         sampler.accept(TokenId(token));
     }
     let mut logits = vec![4.0f32, 4.0, -4.0, 4.0];
     sampler.sample(&mut logits).unwrap();
-    assert_eq!(
-        logits,
-        [2.0 - 0.5 - 0.25, 2.0 - 0.5 - 0.75, -8.0 - 0.5 - 0.25, 4.0]
-    );
+    assert_eq!(logits, [2.0 - 0.5 - 0.25, 2.0 - 0.5 - 0.75, -8.0 - 0.5 - 0.25, 4.0]);
     sampler.reset();
     let mut logits = vec![4.0f32; 4];
     sampler.sample(&mut logits).unwrap();
@@ -252,25 +162,15 @@ fn penalties_are_exact() {
 #[test]
 fn penalties_see_all_text_or_a_window() {
     let with = |repeat_last_n, accepted: &[u32]| {
-        let params = SamplingParams {
-            frequency_penalty: 1.0,
-            repeat_last_n,
-            ..SamplingParams::greedy()
-        };
+        let params = SamplingParams { frequency_penalty: 1.0, repeat_last_n, ..SamplingParams::greedy() };
         let mut sampler = sampler(params, 3);
-        accepted
-            .iter()
-            .for_each(|token| sampler.accept(TokenId(*token)));
+        accepted.iter().for_each(|token| sampler.accept(TokenId(*token)));
         let mut logits = vec![0.0f32; 3];
         sampler.sample(&mut logits).unwrap();
         logits
     };
     let long: Vec<u32> = std::iter::repeat_n(0, 1000).chain([1, 2]).collect();
-    assert_eq!(
-        with(-1, &long),
-        [-1000.0, -1.0, -1.0],
-        "by default over the whole generated text"
-    );
+    assert_eq!(with(-1, &long), [-1000.0, -1.0, -1.0], "by default over the whole generated text");
     assert_eq!(with(3, &long), [-1.0, -1.0, -1.0]);
     assert_eq!(with(2, &long), [0.0, -1.0, -1.0]);
     assert_eq!(with(0, &long), [0.0, 0.0, 0.0]);
@@ -279,38 +179,24 @@ fn penalties_see_all_text_or_a_window() {
 
 #[test]
 fn logprobs_are_the_models_own() {
-    let params = SamplingParams {
-        logprobs: Some(2),
-        logit_bias: vec![(TokenId(0), 10.0)],
-        ..SamplingParams::greedy()
-    };
+    let params = SamplingParams { logprobs: Some(2), logit_bias: vec![(TokenId(0), 10.0)], ..SamplingParams::greedy() };
     let mut sampler = sampler(params, 3);
     let logits = [1.0f32, 2.0, 3.0];
     let sampled = sampler.sample(&mut logits.to_vec()).unwrap();
     let total: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
     let expected = |logit: f32| (f64::from(logit) - total.ln()) as f32;
     assert_eq!((sampled.token.0, sampled.logprob), (0, Some(expected(1.0))));
-    let top: Vec<(u32, f32)> = sampler
-        .top_logprobs()
-        .iter()
-        .map(|t| (t.token.0, t.logprob))
-        .collect();
+    let top: Vec<(u32, f32)> = sampler.top_logprobs().iter().map(|t| (t.token.0, t.logprob)).collect();
     assert_eq!(top, [(2, expected(3.0)), (1, expected(2.0))]);
 }
 
 #[test]
 fn a_large_vocabulary_is_quick() {
     let vocab = 248_320;
-    let logits: Vec<f32> = (0..vocab as u64)
-        .map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / 2e6)
-        .collect();
+    let logits: Vec<f32> = (0..vocab as u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / 2e6).collect();
     let mut off = plain(1);
     off.top_p = 0.9;
-    for (name, params) in [
-        ("default", SamplingParams::default()),
-        ("greedy", SamplingParams::greedy()),
-        ("top_p only", off),
-    ] {
+    for (name, params) in [("default", SamplingParams::default()), ("greedy", SamplingParams::greedy()), ("top_p only", off)] {
         let mut sampler = sampler(params, vocab);
         let mut buffers = vec![logits.clone(); 20];
         let begun = std::time::Instant::now();
@@ -409,8 +295,5 @@ fn only_a_possible_stop_is_held_back() {
     assert_eq!((outcome.text.as_str(), outcome.stopped), ("", Some(0)));
     assert_eq!(matcher.push("more").text, "");
     assert_eq!(matcher.finish(), "");
-    assert_eq!(
-        StopMatcher::new(vec![String::new()]).err(),
-        Some(SampleError::EmptyStop)
-    );
+    assert_eq!(StopMatcher::new(vec![String::new()]).err(), Some(SampleError::EmptyStop));
 }

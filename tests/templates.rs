@@ -6,19 +6,13 @@ mod text_support;
 use proptest::prelude::*;
 use serde_json::{Map, Value as Json, json};
 use strata::tokenizer::{
-    ChatRequest, ChatTemplate, Segment, Special, TemplateError, TemplateSource, TokenType,
-    Tokenizer, TokenizerSpec,
+    ChatRequest, ChatTemplate, Segment, Special, TemplateError, TemplateSource, TokenType, Tokenizer, TokenizerSpec,
 };
 use text_support::{DEEPSEEK, GEMMA, LLAMA3, MISTRAL, PHI, QWEN3, ask, fixture, path, says, toy};
 
 fn render(template: &str, request: &ChatRequest) -> String {
     let tokenizer = toy(template);
-    ChatTemplate::new(&tokenizer)
-        .unwrap()
-        .render(request)
-        .unwrap()
-        .text()
-        .to_owned()
+    ChatTemplate::new(&tokenizer).unwrap().render(request).unwrap().text().to_owned()
 }
 
 fn fails(template: &str, request: &ChatRequest) -> TemplateError {
@@ -32,14 +26,8 @@ fn fails(template: &str, request: &ChatRequest) -> TemplateError {
 #[test]
 fn fixture_chats_give_the_published_text_and_ids() {
     let files = [
-        (
-            "tiny-flash-next-Q8_0.gguf",
-            "fixtures/tiny-flash-next.tokenizer-cases.json",
-        ),
-        (
-            "tiny-random-BF16.gguf",
-            "fixtures/tiny-random.tokenizer-cases.json",
-        ),
+        ("tiny-flash-next-Q8_0.gguf", "fixtures/tiny-flash-next.tokenizer-cases.json"),
+        ("tiny-random-BF16.gguf", "fixtures/tiny-random.tokenizer-cases.json"),
     ];
     for (model, cases) in files {
         let tokenizer = fixture(model);
@@ -56,12 +44,7 @@ fn fixture_chats_give_the_published_text_and_ids() {
             };
             let rendered = template.render(&request).unwrap();
             assert_eq!(rendered.text(), chat["rendered"].as_str().unwrap());
-            let ids: Vec<u64> = tokenizer
-                .encode_chat(&rendered)
-                .unwrap()
-                .iter()
-                .map(|id| id.0.into())
-                .collect();
+            let ids: Vec<u64> = tokenizer.encode_chat(&rendered).unwrap().iter().map(|id| id.0.into()).collect();
             assert_eq!(json!(ids), chat["ids"], "{}", rendered.text());
         }
     }
@@ -72,22 +55,11 @@ fn a_file_without_template_falls_back_and_says_so() {
     let tokenizer = toy("");
     let template = ChatTemplate::new(&tokenizer).unwrap();
     let request = ChatRequest::new(vec![says("system", "S"), says("user", "Hi")]);
-    assert_eq!(
-        template.source(&request),
-        &TemplateSource::Fallback("ChatML")
-    );
+    assert_eq!(template.source(&request), &TemplateSource::Fallback("ChatML"));
     let rendered = template.render(&request).unwrap();
-    let expected =
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(rendered.text(), expected);
-    assert_eq!(
-        rendered
-            .segments()
-            .iter()
-            .filter(|segment| matches!(segment, Segment::Token(_)))
-            .count(),
-        5
-    );
+    assert_eq!(rendered.segments().iter().filter(|segment| matches!(segment, Segment::Token(_))).count(), 5);
 }
 
 #[test]
@@ -96,24 +68,13 @@ fn the_fallback_fits_the_vocabulary() {
     let with = |marker: &str| {
         let tokens = ["a", marker].map(str::to_owned).to_vec();
         let token_types = vec![TokenType::Normal, TokenType::Control];
-        let spec = TokenizerSpec {
-            model: "gpt2".into(),
-            tokens,
-            token_types,
-            ..Default::default()
-        };
+        let spec = TokenizerSpec { model: "gpt2".into(), tokens, token_types, ..Default::default() };
         let template = ChatTemplate::new(&Tokenizer::new(spec).unwrap()).unwrap();
         template.render(&request).unwrap().text().to_owned()
     };
-    assert_eq!(
-        with("<start_of_turn>"),
-        "<start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n"
-    );
+    assert_eq!(with("<start_of_turn>"), "<start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\n");
     let llama = with("<|start_header_id|>");
-    assert!(
-        llama.ends_with("\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
-        "{llama}"
-    );
+    assert!(llama.ends_with("\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"), "{llama}");
     assert!(with("<other>").starts_with("<|im_start|>system\nS<|im_end|>\n"));
 }
 
@@ -131,43 +92,26 @@ fn llama3_style() {
 
 #[test]
 fn gemma_style() {
-    let parts = json!({"role": "user", "content": [{"type": "text", "text": " A "}, {"type": "image"}, {"type": "text", "text": "B"}]});
-    let request = ChatRequest::new(vec![
-        says("system", "S"),
-        says("user", " Hi "),
-        says("assistant", "Yo"),
-        parts,
-    ]);
+    let parts =
+        json!({"role": "user", "content": [{"type": "text", "text": " A "}, {"type": "image"}, {"type": "text", "text": "B"}]});
+    let request = ChatRequest::new(vec![says("system", "S"), says("user", " Hi "), says("assistant", "Yo"), parts]);
     let expected = "<s><start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\nYo<end_of_turn>\n\
         <start_of_turn>user\nAB<end_of_turn>\n<start_of_turn>model\n";
     assert_eq!(render(GEMMA, &request), expected);
     let error = fails(GEMMA, &ChatRequest::new(vec![says("assistant", "x")]));
-    let TemplateError::Raised { line, message } = &error else {
-        panic!("{error:?}")
-    };
-    assert_eq!(
-        (*line, message.as_str()),
-        (
-            13,
-            "Conversation roles must alternate user/assistant/user/assistant/..."
-        )
-    );
+    let TemplateError::Raised { line, message } = &error else { panic!("{error:?}") };
+    assert_eq!((*line, message.as_str()), (13, "Conversation roles must alternate user/assistant/user/assistant/..."));
 }
 
 #[test]
 fn qwen3_style_with_tools_and_thinking() {
-    let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": 1.0, "é": [true, null]}}});
+    let tool =
+        json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": 1.0, "é": [true, null]}}});
     let call = json!({"role": "assistant", "content": "<think>\nlet me see\n</think>\n\nOK", "tool_calls": [{"function": {"name": "f", "arguments": {"q": "a<b> & 'c'"}}}]});
     let request = ChatRequest {
         tools: vec![tool],
         enable_thinking: Some(false),
-        ..ChatRequest::new(vec![
-            says("system", "S"),
-            says("user", "Go"),
-            call,
-            says("tool", "42"),
-            says("tool", "43"),
-        ])
+        ..ChatRequest::new(vec![says("system", "S"), says("user", "Go"), call, says("tool", "42"), says("tool", "43")])
     };
     let expected = "<|im_start|>system\nS\n\nYou may call functions.\n<tools>\n\
         {\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"type\": \"object\", \"x\": 1.0, \"é\": [true, null]}}}\n\
@@ -177,44 +121,23 @@ fn qwen3_style_with_tools_and_thinking() {
         <|im_start|>assistant\n<think>\n\n</think>\n\n";
     assert_eq!(render(QWEN3, &request), expected);
     let tokenizer = toy(QWEN3);
-    let rendered = ChatTemplate::new(&tokenizer)
-        .unwrap()
-        .render(&request)
-        .unwrap();
+    let rendered = ChatTemplate::new(&tokenizer).unwrap().render(&request).unwrap();
     // The model's own reasoning is marked by real tokens, as it was when it was generated.
-    assert_eq!(
-        tokenizer.encode_chat(&rendered).unwrap(),
-        tokenizer.encode(expected, Special::Parse).unwrap()
-    );
+    assert_eq!(tokenizer.encode_chat(&rendered).unwrap(), tokenizer.encode(expected, Special::Parse).unwrap());
 }
 
 #[test]
 fn deepseek_style() {
-    let messages = vec![
-        says("system", "S"),
-        says("user", "Hi"),
-        says("assistant", "<think>x</think>Yo"),
-        says("user", "Bye"),
-    ];
+    let messages = vec![says("system", "S"), says("user", "Hi"), says("assistant", "<think>x</think>Yo"), says("user", "Bye")];
     let expected = "<s>S<｜User｜>Hi<｜Assistant｜>Yo<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜><think>\n";
     assert_eq!(render(DEEPSEEK, &ChatRequest::new(messages)), expected);
 }
 
 #[test]
 fn mistral_style() {
-    let request = ChatRequest::new(vec![
-        says("user", "A"),
-        says("assistant", " B "),
-        says("user", "C"),
-    ]);
-    assert_eq!(
-        render(MISTRAL, &request),
-        "<s>[INST] A [/INST] B</s>[INST] C [/INST]"
-    );
-    let error = fails(
-        MISTRAL,
-        &ChatRequest::new(vec![says("user", "A"), says("wizard", "B")]),
-    );
+    let request = ChatRequest::new(vec![says("user", "A"), says("assistant", " B "), says("user", "C")]);
+    assert_eq!(render(MISTRAL, &request), "<s>[INST] A [/INST] B</s>[INST] C [/INST]");
+    let error = fails(MISTRAL, &ChatRequest::new(vec![says("user", "A"), says("wizard", "B")]));
     assert_eq!(
         error.to_string(),
         "the chat template refuses these messages, line 9: Only user and assistant roles are supported, got wizard of 1"
@@ -225,11 +148,8 @@ fn mistral_style() {
 fn tokens_built_from_pieces_are_found_but_not_those_users_write() {
     let tokenizer = toy(PHI);
     let template = ChatTemplate::new(&tokenizer).unwrap();
-    let request = ChatRequest::new(vec![
-        says("system", "S"),
-        says("user", "<|assistant|>x<|user|>"),
-        says("assistant", "<|system|>"),
-    ]);
+    let request =
+        ChatRequest::new(vec![says("system", "S"), says("user", "<|assistant|>x<|user|>"), says("assistant", "<|system|>")]);
     let rendered = template.render(&request).unwrap();
     let expected = "<|system|>S<|end|><|user|><|assistant|>x<|user|><|end|><|assistant|><|system|><|end|><|assistant|>";
     assert_eq!(rendered.text(), expected);
@@ -241,18 +161,7 @@ fn tokens_built_from_pieces_are_found_but_not_those_users_write() {
             Segment::Text(_) => None,
         })
         .collect();
-    assert_eq!(
-        specials,
-        [
-            "<|system|>",
-            "<|end|>",
-            "<|user|>",
-            "<|end|>",
-            "<|assistant|>",
-            "<|end|>",
-            "<|assistant|>"
-        ]
-    );
+    assert_eq!(specials, ["<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>", "<|end|>", "<|assistant|>"]);
 }
 
 // Python in templates. ------------------------------------------------------------------------------------------------
@@ -260,30 +169,12 @@ fn tokens_built_from_pieces_are_found_but_not_those_users_write() {
 #[test]
 fn python_methods_and_printing() {
     let cases = [
-        (
-            "{{ 'a,b'.split(',')[1] }}{{ 'a b  c'.split() | length }}",
-            "b3",
-        ),
-        (
-            "{{ ' x '.strip() }}|{{ 'xxa'.lstrip('x') }}|{{ 'axx'.rstrip('x') }}",
-            "x|a|a",
-        ),
-        (
-            "{{ 'aXb'.upper() }}{{ 'aXb'.lower() }}{{ 'ab cd'.title() }}{{ 'ab'.capitalize() }}",
-            "AXBaxbAb CdAb",
-        ),
-        (
-            "{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ 'abc'.replace('b', '-') }}",
-            "TrueTruea-c",
-        ),
-        (
-            "{{ ', '.join(['a', 'b']) }}{{ 'x={}'.format(1) }}{{ 'abc'.find('c') }}{{ 'aa'.count('a') }}",
-            "a, bx=122",
-        ),
-        (
-            "{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% endfor %}",
-            "a1b2",
-        ),
+        ("{{ 'a,b'.split(',')[1] }}{{ 'a b  c'.split() | length }}", "b3"),
+        ("{{ ' x '.strip() }}|{{ 'xxa'.lstrip('x') }}|{{ 'axx'.rstrip('x') }}", "x|a|a"),
+        ("{{ 'aXb'.upper() }}{{ 'aXb'.lower() }}{{ 'ab cd'.title() }}{{ 'ab'.capitalize() }}", "AXBaxbAb CdAb"),
+        ("{{ 'abc'.startswith('ab') }}{{ 'abc'.endswith(('x', 'c')) }}{{ 'abc'.replace('b', '-') }}", "TrueTruea-c"),
+        ("{{ ', '.join(['a', 'b']) }}{{ 'x={}'.format(1) }}{{ 'abc'.find('c') }}{{ 'aa'.count('a') }}", "a, bx=122"),
+        ("{% for k, v in {'a': 1, 'b': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "a1b2"),
         (
             "{{ {'a': 1}.get('a') }}{{ {'a': 1}.get('z', 'd') }}{{ {'a': 1}.keys() | list }}{{ {'a': 1}.values() | list }}",
             "1d['a'][1]",
@@ -296,10 +187,7 @@ fn python_methods_and_printing() {
             "{{ [1, 2] | tojson }} {{ '<é\"\\n>' | tojson }} {{ 1e20 | tojson }} {{ none | tojson }}",
             "[1, 2] \"<é\\\"\\n>\" 1e+20 null",
         ),
-        (
-            "{{ {'b': 1, 'a': [], 'c': {}} | tojson(indent=2) }}",
-            "{\n  \"b\": 1,\n  \"a\": [],\n  \"c\": {}\n}",
-        ),
+        ("{{ {'b': 1, 'a': [], 'c': {}} | tojson(indent=2) }}", "{\n  \"b\": 1,\n  \"a\": [],\n  \"c\": {}\n}"),
         (
             "{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=true, ensure_ascii=true, separators=(',', ':')) }}",
             "{\"a\":\"\\u00e9\",\"b\":1}",
@@ -308,19 +196,10 @@ fn python_methods_and_printing() {
             "{% set ns = namespace(n=0) %}{% for i in range(5) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
             "2",
         ),
-        (
-            "{% generation %}x{% endgeneration %}{%- generation -%} y {%- endgeneration -%}",
-            "xy",
-        ),
+        ("{% generation %}x{% endgeneration %}{%- generation -%} y {%- endgeneration -%}", "xy"),
         ("  {% if true %}\n  a\n  {% endif %}\nb\n", "  a\nb"),
-        (
-            "{{ undefined_thing }}{% for x in undefined_thing %}x{% endfor %}|{{ messages[0].nothing is defined }}",
-            "|False",
-        ),
-        (
-            "{% macro m(x, y='d') %}{{ x ~ y }}{% endmacro %}{{ m('a') }}{{ m('a', y=1) }}",
-            "ada1",
-        ),
+        ("{{ undefined_thing }}{% for x in undefined_thing %}x{% endfor %}|{{ messages[0].nothing is defined }}", "|False"),
+        ("{% macro m(x, y='d') %}{{ x ~ y }}{% endmacro %}{{ m('a') }}{{ m('a', y=1) }}", "ada1"),
         (
             "{{ messages | map(attribute='role') | join(',') }}{{ messages | rejectattr('role', 'equalto', 'user') | list | length }}",
             "user0",
@@ -329,10 +208,7 @@ fn python_methods_and_printing() {
             "{{ 'a' if messages[0].role in ['user', 'tool'] else 'b' }}{{ messages[-1]['content'][:2] }}{{ 'abc'[::-1] }}",
             "aHecba",
         ),
-        (
-            "{{ (1 if false else 2) | string + 'x' }}{{ '%s-%d' | format('a', 3) }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 3 }}",
-            "2xa-3338",
-        ),
+        ("{{ (1 if false else 2) | string + 'x' }}{{ '%s-%d' | format('a', 3) }}{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 3 }}", "2xa-3338"),
     ];
     for (template, expected) in cases {
         assert_eq!(render(template, &ask("Hello")), expected, "{template}");
@@ -345,43 +221,24 @@ fn further_variables_reach_the_template() {
     request.reasoning_effort = Some("low".into());
     request.extra = Map::from_iter([("style".to_owned(), json!(["a", {"b": 1}]))]);
     assert_eq!(
-        render(
-            "{{ reasoning_effort }}{{ style[1].b }}{{ enable_thinking is defined }}{{ tools }}",
-            &request
-        ),
+        render("{{ reasoning_effort }}{{ style[1].b }}{{ enable_thinking is defined }}{{ tools }}", &request),
         "low1FalseNone"
     );
 }
 
 #[test]
 fn named_templates_are_chosen() {
-    let mut spec = TokenizerSpec {
-        model: "gpt2".into(),
-        tokens: vec!["a".into()],
-        ..Default::default()
-    };
+    let mut spec = TokenizerSpec { model: "gpt2".into(), tokens: vec!["a".into()], ..Default::default() };
     spec.chat_template = Some("main".into());
-    spec.named_templates = vec![
-        ("tool_use".into(), "tools".into()),
-        ("rag".into(), "rag".into()),
-    ];
+    spec.named_templates = vec![("tool_use".into(), "tools".into()), ("rag".into(), "rag".into())];
     let template = ChatTemplate::new(&Tokenizer::new(spec).unwrap()).unwrap();
     let mut request = ask("x");
     assert_eq!(template.render(&request).unwrap().text(), "main");
-    assert_eq!(
-        template.render_named("rag", &request).unwrap().text(),
-        "rag"
-    );
+    assert_eq!(template.render_named("rag", &request).unwrap().text(), "rag");
     request.tools.push(json!({}));
     assert_eq!(template.render(&request).unwrap().text(), "tools");
-    let error = template
-        .render_named("none", &request)
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        error,
-        "the file has no chat template named 'none' (it has: tool_use, rag)"
-    );
+    let error = template.render_named("none", &request).unwrap_err().to_string();
+    assert_eq!(error, "the file has no chat template named 'none' (it has: tool_use, rag)");
 }
 
 // Errors. -------------------------------------------------------------------------------------------------------------
@@ -394,10 +251,7 @@ fn malformed_templates_are_errors_with_a_line() {
     };
     assert_eq!(line_of("a\n{% if x %}\nb"), 3);
     assert_eq!(line_of("a\n{{ 1 + }}"), 2);
-    assert_eq!(
-        line_of("a\n\n{{ messages[0].content.no_such_method() }}"),
-        3
-    );
+    assert_eq!(line_of("a\n\n{{ messages[0].content.no_such_method() }}"), 3);
     assert_eq!(line_of("{{ 'x' | no_such_filter }}"), 1);
     assert_eq!(line_of("{{ missing.attribute }}"), 1);
     assert_eq!(line_of("{% include 'file' %}"), 1);
@@ -411,41 +265,28 @@ fn malformed_templates_are_errors_with_a_line() {
 
 #[test]
 fn endless_templates_end() {
-    let loops = "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
+    let loops =
+        "{% for a in range(10000) %}{% for b in range(10000) %}{% for c in range(10000) %}{% endfor %}{% endfor %}{% endfor %}";
     let doubling = "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
     let tree = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}";
-    let (printed, json) = (
-        format!("{tree}{{{{ ns.x }}}}"),
-        format!("{tree}{{{{ ns.x | tojson }}}}"),
-    );
+    let (printed, json) = (format!("{tree}{{{{ ns.x }}}}"), format!("{tree}{{{{ ns.x | tojson }}}}"));
     for template in [loops, doubling, &printed, &json] {
         let error = fails(template, &ask("x"));
-        assert!(
-            matches!(error, TemplateError::TooMuchWork { .. }),
-            "{error:?}"
-        );
+        assert!(matches!(error, TemplateError::TooMuchWork { .. }), "{error:?}");
     }
     let deep = "{% set ns = namespace(x=1) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
     let error = fails(deep, &ask("x"));
     assert!(error.to_string().contains("nested too deeply"), "{error}");
     let deepest = "{% set ns = namespace(x=1) %}{% for a in range(1000) %}{% for b in range(10000) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
     let error = fails(deepest, &ask("x"));
-    assert!(
-        matches!(error, TemplateError::TooMuchWork { .. }),
-        "{error:?}"
-    );
+    assert!(matches!(error, TemplateError::TooMuchWork { .. }), "{error:?}");
     let recursion = fails("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", &ask("x"));
-    assert!(
-        matches!(recursion, TemplateError::Failed { .. }),
-        "{recursion:?}"
-    );
+    assert!(matches!(recursion, TemplateError::Failed { .. }), "{recursion:?}");
 }
 
 #[test]
 fn long_conversations_have_fuel_enough() {
-    let messages: Vec<Json> = (0..2000)
-        .map(|i| says(if i % 2 == 0 { "user" } else { "assistant" }, "Hi"))
-        .collect();
+    let messages: Vec<Json> = (0..2000).map(|i| says(if i % 2 == 0 { "user" } else { "assistant" }, "Hi")).collect();
     let text = render(QWEN3, &ChatRequest::new(messages));
     assert_eq!(text.matches("<|im_start|>").count(), 2001);
 }

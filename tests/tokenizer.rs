@@ -6,15 +6,12 @@ use proptest::prelude::*;
 use serde_json::Value as Json;
 use strata::gguf::ModelFiles;
 use strata::tokenizer::{
-    ShowSpecial, Special, StreamStart, TokenStream, TokenType, Tokenizer, TokenizerError,
-    TokenizerSpec, known_pre_tokenizers,
+    ShowSpecial, Special, StreamStart, TokenStream, TokenType, Tokenizer, TokenizerError, TokenizerSpec, known_pre_tokenizers,
 };
 use strata::units::TokenId;
 
 fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
 fn fixture(model: &str) -> Tokenizer {
@@ -27,12 +24,7 @@ fn json(name: &str) -> Json {
 }
 
 fn ids_of(value: &Json) -> Vec<u32> {
-    value
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|id| id.as_u64().unwrap() as u32)
-        .collect()
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
 fn raw(ids: &[TokenId]) -> Vec<u32> {
@@ -42,14 +34,8 @@ fn raw(ids: &[TokenId]) -> Vec<u32> {
 #[test]
 fn fixture_cases_give_the_published_ids() {
     let files = [
-        (
-            "tiny-flash-next-Q8_0.gguf",
-            "fixtures/tiny-flash-next.tokenizer-cases.json",
-        ),
-        (
-            "tiny-random-BF16.gguf",
-            "fixtures/tiny-random.tokenizer-cases.json",
-        ),
+        ("tiny-flash-next-Q8_0.gguf", "fixtures/tiny-flash-next.tokenizer-cases.json"),
+        ("tiny-random-BF16.gguf", "fixtures/tiny-random.tokenizer-cases.json"),
     ];
     for (model, cases) in files {
         let tokenizer = fixture(model);
@@ -59,11 +45,7 @@ fn fixture_cases_give_the_published_ids() {
             let ids = tokenizer.encode(text, Special::Parse).unwrap();
             assert_eq!(raw(&ids), ids_of(&case["ids"]), "{model}: {text:?}");
             let decoded = tokenizer.decode(&ids, ShowSpecial::Yes).unwrap();
-            assert_eq!(
-                decoded,
-                case["decoded"].as_str().unwrap(),
-                "{model}: {text:?}"
-            );
+            assert_eq!(decoded, case["decoded"].as_str().unwrap(), "{model}: {text:?}");
         }
     }
 }
@@ -75,12 +57,7 @@ fn every_cut_agrees_with_the_reference_package() {
     let file = json("data/pretokenizer-cases.json");
     for family in file["families"].as_array().unwrap() {
         let mut spec: TokenizerSpec = serde_json::from_value(family["spec"].clone()).unwrap();
-        let names: Vec<&str> = family["pre"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|n| n.as_str().unwrap())
-            .collect();
+        let names: Vec<&str> = family["pre"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
         for pre in names {
             spec.pre = Some(pre.to_owned());
             let tokenizer = Tokenizer::new(spec.clone()).unwrap();
@@ -104,11 +81,7 @@ fn sentencepiece_agrees_with_the_reference_package() {
             let text = case[0].as_str().unwrap();
             let ids = tokenizer.encode(text, Special::AsText).unwrap();
             assert_eq!(raw(&ids), ids_of(&case[1]), "{name}: {text:?}");
-            assert_eq!(
-                tokenizer.decode(&ids, ShowSpecial::Yes).unwrap(),
-                text,
-                "{name}"
-            );
+            assert_eq!(tokenizer.decode(&ids, ShowSpecial::Yes).unwrap(), text, "{name}");
         }
     }
 }
@@ -136,15 +109,8 @@ fn spm(space_prefix: bool) -> Tokenizer {
     }
     add("<start_of_turn>", TokenType::UserDefined, 0.0);
     add("\n\n", TokenType::UserDefined, 0.0);
-    let pieces = [
-        "▁t", "he", "▁the", "in", "▁▁", "er", "re", "</", "s>", "ab", "bc", "abc", "▁", "t", "h",
-        "e",
-    ];
-    for (rank, piece) in pieces
-        .iter()
-        .chain(&["a", "b", "c", "i", "n", "r", "s", "<", "/", ">"])
-        .enumerate()
-    {
+    let pieces = ["▁t", "he", "▁the", "in", "▁▁", "er", "re", "</", "s>", "ab", "bc", "abc", "▁", "t", "h", "e"];
+    for (rank, piece) in pieces.iter().chain(&["a", "b", "c", "i", "n", "r", "s", "<", "/", ">"]).enumerate() {
         add(piece, TokenType::Normal, -(rank as f32));
     }
     Tokenizer::new(spec).unwrap()
@@ -154,29 +120,15 @@ fn spm(space_prefix: bool) -> Tokenizer {
 fn sentencepiece_rules() {
     let tokenizer = spm(true);
     let text = |id: u32| tokenizer.token_text(TokenId(id)).unwrap().into_owned();
-    let pieces = |s: &str, special| {
-        tokenizer
-            .encode(s, special)
-            .unwrap()
-            .iter()
-            .map(|id| text(id.0))
-            .collect::<Vec<_>>()
-    };
+    let pieces = |s: &str, special| tokenizer.encode(s, special).unwrap().iter().map(|id| text(id.0)).collect::<Vec<_>>();
     assert_eq!(pieces("the", Special::AsText), [" the"]);
-    assert_eq!(
-        pieces("abc", Special::AsText),
-        [" ", "abc"],
-        "the better pair 'ab' is joined first"
-    );
+    assert_eq!(pieces("abc", Special::AsText), [" ", "abc"], "the better pair 'ab' is joined first");
     assert_eq!(pieces("there", Special::AsText), [" the", "re"]);
     // Byte fallback.
     assert_eq!(tokenizer.encode("é", Special::AsText).unwrap().len(), 3);
     // What looks like a special token is text unless parsed; no join makes one either.
     assert_eq!(pieces("</s>", Special::AsText), [" ", "</", "s>"]);
-    assert_eq!(
-        tokenizer.encode("</s>", Special::Parse).unwrap(),
-        [TokenId(2)]
-    );
+    assert_eq!(tokenizer.encode("</s>", Special::Parse).unwrap(), [TokenId(2)]);
     assert!(!pieces("<start_of_turn>", Special::AsText).contains(&"<start_of_turn>".to_owned()));
     // Pieces the file keeps whole are kept whole in any text.
     assert!(pieces("a\n\nb", Special::AsText).contains(&"\n\n".to_owned()));
@@ -185,11 +137,7 @@ fn sentencepiece_rules() {
     assert_eq!(plain.len(), 2, "'t' and 'he'");
     let mut ids = plain;
     tokenizer.add_bos_eos(&mut ids);
-    assert_eq!(
-        ids[0],
-        TokenId(1),
-        "SentencePiece files add a begin-of-text token unless they say otherwise"
-    );
+    assert_eq!(ids[0], TokenId(1), "SentencePiece files add a begin-of-text token unless they say otherwise");
 }
 
 #[test]
@@ -205,9 +153,7 @@ fn a_stream_after_text_keeps_its_blank() {
 #[test]
 fn special_tokens_are_hidden_or_shown() {
     let tokenizer = fixture("tiny-random-BF16.gguf");
-    let ids = tokenizer
-        .encode("<think>a</think>b<|im_end|>", Special::Parse)
-        .unwrap();
+    let ids = tokenizer.encode("<think>a</think>b<|im_end|>", Special::Parse).unwrap();
     let decode = |show| tokenizer.decode(&ids, show).unwrap();
     assert_eq!(decode(ShowSpecial::Yes), "<think>a</think>b<|im_end|>");
     assert_eq!(decode(ShowSpecial::ExceptEog), "<think>a</think>b");
@@ -240,63 +186,27 @@ fn damaged_vocabularies_are_refused_with_a_reason() {
     };
     assert!(refuse(&|s| s.model = "bert".into()).contains("'bert'"));
     let unknown = refuse(&|s| s.pre = Some("nonsense".into()));
-    assert!(
-        unknown.contains("'nonsense'") && unknown.contains("qwen35"),
-        "{unknown}"
-    );
+    assert!(unknown.contains("'nonsense'") && unknown.contains("qwen35"), "{unknown}");
     assert!(refuse(&|s| s.tokens.clear()).contains("empty"));
-    for merge in [
-        "a  b",
-        "ab",
-        "",
-        " ",
-        "a x",
-        "ab ab",
-        "aaaaaaaaaaaa b",
-        "é b",
-    ] {
-        assert!(
-            refuse(&|s| s.merges = vec![merge.into()]).contains("merge 0"),
-            "{merge:?}"
-        );
+    for merge in ["a  b", "ab", "", " ", "a x", "ab ab", "aaaaaaaaaaaa b", "é b"] {
+        assert!(refuse(&|s| s.merges = vec![merge.into()]).contains("merge 0"), "{merge:?}");
     }
     assert!(refuse(&|s| s.eos_id = Some(3)).contains("token id 3"));
     assert!(refuse(&|s| s.token_types = vec![TokenType::Normal]).contains("token_type"));
-    assert!(
-        refuse(&|s| (s.model, s.scores) = ("llama".into(), Some(vec![f32::NAN; 3])))
-            .contains("score")
-    );
+    assert!(refuse(&|s| (s.model, s.scores) = ("llama".into(), Some(vec![f32::NAN; 3]))).contains("score"));
     // A byte without a token is an error, not a gap in the text.
     let tokenizer = Tokenizer::new(good).unwrap();
-    assert_eq!(
-        tokenizer.encode("ac", Special::AsText),
-        Err(TokenizerError::NoTokenForByte { byte: b'c' })
-    );
+    assert_eq!(tokenizer.encode("ac", Special::AsText), Err(TokenizerError::NoTokenForByte { byte: b'c' }));
     let outside = tokenizer.decode(&[TokenId(3)], ShowSpecial::Yes);
-    assert_eq!(
-        outside,
-        Err(TokenizerError::UnknownToken { id: 3, tokens: 3 })
-    );
+    assert_eq!(outside, Err(TokenizerError::UnknownToken { id: 3, tokens: 3 }));
 }
 
 #[test]
 fn every_known_name_loads() {
     for pre in known_pre_tokenizers() {
         let tokens = vec!["a".to_owned()];
-        let spec = TokenizerSpec {
-            model: "gpt2".into(),
-            pre: Some(pre.into()),
-            tokens,
-            ..Default::default()
-        };
-        assert_eq!(
-            Tokenizer::new(spec)
-                .unwrap()
-                .encode("a", Special::AsText)
-                .unwrap(),
-            [TokenId(0)],
-            "{pre}"
-        );
+        let spec = TokenizerSpec { model: "gpt2".into(), pre: Some(pre.into()), tokens, ..Default::default() };
+        assert_eq!(Tokenizer::new(spec).unwrap().encode("a", Special::AsText).unwrap(), [TokenId(0)], "{pre}");
     }
 }
 
@@ -317,21 +227,13 @@ fn long_runs_stay_exact_and_quick() {
 /// A vocabulary as large as the flagship's loads in about a second.
 #[test]
 fn a_large_vocabulary_loads_quickly() {
-    let mut spec = TokenizerSpec {
-        model: "gpt2".into(),
-        pre: Some("qwen35".into()),
-        ..Default::default()
-    };
+    let mut spec = TokenizerSpec { model: "gpt2".into(), pre: Some("qwen35".into()), ..Default::default() };
     let letters: Vec<char> = ('!'..='~').collect();
     spec.tokens.extend(letters.iter().map(char::to_string));
     let mut longer = Vec::new();
     for left in &letters {
         for right in &letters {
-            longer.push((
-                format!("{left}{right}"),
-                left.to_string(),
-                right.to_string(),
-            ));
+            longer.push((format!("{left}{right}"), left.to_string(), right.to_string()));
         }
     }
     'fill: for (pair, ..) in longer.clone() {

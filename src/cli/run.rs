@@ -12,7 +12,7 @@ use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Stopping};
 use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
-use super::text::{Prompt, chat_prompt, first_messages, is_fallback, open_template, open_tokenizer, raw_prompt};
+use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt, stand_in};
 use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
@@ -164,7 +164,7 @@ fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: 
         return raw_prompt(tokenizer, text);
     }
     let template = open_template(&opened.files, tokenizer)?;
-    if is_fallback(&template) && args.template.system.is_none() {
+    if stand_in(&template).is_some() && args.template.system.is_none() {
         note(format!("note: '{}' has no chat template, so the text is continued as it is", opened.files.name()));
         return raw_prompt(tokenizer, text);
     }

@@ -19,9 +19,13 @@ pub fn open_template(files: &ModelFiles, tokenizer: &Tokenizer) -> Result<ChatTe
     ChatTemplate::new(tokenizer).map_err(|e| CliError::in_file(&files.name(), format!("{e}; {hint}")))
 }
 
-/// Whether the file has no template of its own, as files of models that only continue text.
-pub fn is_fallback(template: &ChatTemplate) -> bool {
-    *template.source(&ChatRequest::default()) == TemplateSource::FallbackChatMl
+/// The name of the format that stands in where the file has no template of its own, as files of models that only
+/// continue text.
+pub fn stand_in(template: &ChatTemplate) -> Option<&'static str> {
+    match template.source(&ChatRequest::default()) {
+        TemplateSource::Fallback(format) => Some(format),
+        TemplateSource::File | TemplateSource::Named(_) => None,
+    }
 }
 
 /// A chat as the model will see it.

@@ -241,7 +241,7 @@ impl<'a> Generation<'a> {
             // Told before anything is computed.
             return Err(EngineError::ContextFull { length: done, added: total - done, capacity }.into());
         }
-        let chunk_end = done + engine.options().prompt_rows.max(1) as usize;
+        let chunk_end = done + engine.prompt_step_tokens();
         let mark = self.options.checkpoints.iter().copied().find(|length| *length > done);
         let end = chunk_end.min(mark.unwrap_or(total)).min(total);
         let want = if end == total { Want::Last } else { Want::Nothing };

@@ -29,6 +29,11 @@ struct Piece<'a> {
     len_bytes: u64,
 }
 
+/// Bytes that [`load_stage`] reads for a stage, without alignment gaps.
+pub fn load_bytes(stage: &Stage) -> u64 {
+    stage.weights.iter().map(|w| w.matrix_bytes() * u64::from(w.experts)).sum()
+}
+
 /// Reads all weights of a stage into its device.
 ///
 /// # Errors

@@ -13,7 +13,7 @@ use thiserror::Error;
 
 pub use bandwidth::measure_read_bandwidth;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
-pub use load::{LoadProgress, load_stage};
+pub use load::{LoadProgress, load_bytes, load_stage};
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 
@@ -21,7 +21,7 @@ use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryRepor
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
 use crate::program::{KvFormat, Row, ShapeClass, decode_row_bytes};
-use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, WindowInputs};
+use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, Window, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
 use crate::units::TokenId;
 
@@ -44,6 +44,8 @@ pub enum EngineError {
     ContextFull { length: usize, added: usize, capacity: usize },
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]
     NoSuchToken { token: TokenId, vocab: u32 },
+    #[error("the layer split {split} does not hold the model's {layers} layers in order")]
+    Split { split: String, layers: u32 },
     #[error("interrupted")]
     Interrupted,
 }
@@ -52,7 +54,7 @@ impl EngineError {
     /// Whether somebody asked for this end.
     pub fn is_interruption(&self) -> bool {
         let backend = match self {
-            EngineError::Interrupted => return true,
+            EngineError::Interrupted | EngineError::Schedule(ScheduleError::Interrupted) => return true,
             EngineError::Backend(error) | EngineError::Schedule(ScheduleError::Backend(error)) => error,
             _ => return false,
         };
@@ -116,6 +118,17 @@ pub enum Want {
     All,
 }
 
+impl Want {
+    /// The wanted rows of a window of `rows` rows.
+    fn of_window(self, rows: usize, is_last: bool) -> std::ops::Range<usize> {
+        match self {
+            Want::All => 0..rows,
+            Want::Last if is_last => rows.saturating_sub(1)..rows,
+            Want::Last | Want::Nothing => 0..0,
+        }
+    }
+}
+
 /// Bytes in use once everything is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -135,29 +148,109 @@ pub struct Engine {
     recurrent: bool,
     free_slots: Vec<u32>,
     rows: Vec<Row>,
+    /// 0, 1, 2, ...: wanted rows of a window are a piece of it.
     outputs: Vec<u32>,
-    logits: Vec<f32>,
+}
+
+/// A range of layers and the device they shall run on.
+pub struct Placement {
+    pub layers: std::ops::Range<u32>,
+    pub backend: Box<dyn Backend>,
+}
+
+/// Stages must hold all layers, in order.
+fn check_layers(placements: &[Placement], layers: u32) -> Result<(), EngineError> {
+    let mut next = 0;
+    let in_order =
+        placements.iter().all(|p| std::mem::replace(&mut next, p.layers.end) == p.layers.start && !p.layers.is_empty());
+    if in_order && next == layers {
+        return Ok(());
+    }
+    let split: Vec<String> = placements.iter().map(|p| format!("{}-{}", p.layers.start, p.layers.end.wrapping_sub(1))).collect();
+    Err(EngineError::Split { split: split.join(","), layers })
+}
+
+/// What the host gathers for the windows of a feed.
+struct Gather<'a> {
+    embedding: &'a mut RowTable,
+    ngram: &'a mut Option<(NgramConfig, RowTable)>,
+    scale: f32,
+    history: &'a [TokenId],
+    /// Index of the first token fed.
+    first: usize,
+    chunk: usize,
+    options: &'a OpenOptions,
+}
+
+impl Gather<'_> {
+    fn range(&self, window: usize) -> std::ops::Range<usize> {
+        let start = self.first + window * self.chunk;
+        start..(start + self.chunk).min(self.history.len())
+    }
+}
+
+impl WindowInputs for Gather<'_> {
+    fn embedding(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
+        if self.options.cancel.load(Ordering::Relaxed) {
+            return Err(ScheduleError::Interrupted);
+        }
+        let ids = self.history[self.range(window)].iter().map(|t| u64::from(t.0));
+        Ok(self.embedding.gather(ids, self.scale, to)?)
+    }
+
+    fn ngram(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
+        let indices = self.range(window);
+        match &mut self.ngram {
+            Some((config, table)) => Ok(table.gather_ngrams(config, self.history, indices, to)?),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Engine {
-    /// Builds the stage, takes all memory, loads the weights and prepares the programs.
+    /// Opens the whole model on one device.
     ///
     /// # Errors
-    /// A model that cannot be run, memory that cannot be had, a file that cannot be read, or an interruption.
+    /// As [`Engine::open_split`].
     pub fn open(
         files: Arc<ModelFiles>,
         model: Arc<Model>,
-        mut backend: Box<dyn Backend>,
+        backend: Box<dyn Backend>,
         options: OpenOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Engine, EngineError> {
-        let dims = model.dims();
-        let stage = model.config.stage(&Tensors::new(&files), &options.stage_options(0..dims.layers))?;
-        let stage = Arc::new(stage);
-        backend.open(ArenaSizes::of(&stage))?;
-        load_stage(&files, &stage, backend.as_mut(), &options.cancel, progress)?;
-        let recurrent = stage.states.iter().any(|s| !s.kind.truncates());
-        let pipeline = Pipeline::new(vec![StageRunner::new(backend, stage)?]);
+        let layers = 0..model.dims().layers;
+        Engine::open_split(files, model, vec![Placement { layers, backend }], options, progress)
+    }
+
+    /// Builds the stages, takes all memory on every device, then loads the weights and prepares the programs.
+    ///
+    /// # Errors
+    /// A model that cannot be run, layers that do not follow one another, memory that cannot be had, a file that cannot be
+    /// read, or an interruption. Whatever was taken is given back.
+    pub fn open_split(
+        files: Arc<ModelFiles>,
+        model: Arc<Model>,
+        placements: Vec<Placement>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
+        check_layers(&placements, model.dims().layers)?;
+        let mut opened = Vec::with_capacity(placements.len());
+        for Placement { layers, mut backend } in placements {
+            let stage = model.config.stage(&Tensors::new(&files), &options.stage_options(layers))?;
+            backend.open(ArenaSizes::of(&stage))?;
+            opened.push((backend, Arc::new(stage)));
+        }
+        let total_bytes = opened.iter().map(|(_, stage)| load_bytes(stage)).sum();
+        let mut before_bytes = 0;
+        for (backend, stage) in &mut opened {
+            let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+            load_stage(&files, stage, backend.as_mut(), &options.cancel, &mut advance)?;
+            before_bytes += load_bytes(stage);
+        }
+        let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
+        let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage)).collect::<Result<_, _>>()?;
         let table = |tensor: &str| RowTable::new(Arc::clone(&files), tensor);
         let ngram = match model.config.ngram() {
             Some(config) => Some((config.clone(), table(&config.tensor)?)),
@@ -166,14 +259,13 @@ impl Engine {
         Ok(Engine {
             embedding: table("token_embd.weight")?,
             ngram,
-            pipeline,
+            pipeline: Pipeline::new(runners)?,
             recurrent,
             free_slots: (0..options.slots).rev().collect(),
             model,
+            rows: Vec::with_capacity(options.prompt_rows as usize),
+            outputs: (0..options.prompt_rows.max(options.decode_rows)).collect(),
             options,
-            rows: Vec::new(),
-            outputs: Vec::new(),
-            logits: Vec::new(),
         })
     }
 
@@ -260,7 +352,7 @@ impl Engine {
         tokens: &[TokenId],
         want: Want,
         see: &mut dyn FnMut(usize, &mut [f32]),
-        mut watch: Option<&mut Watch<'_>>,
+        watch: Option<&mut Watch<'_>>,
     ) -> Result<(), EngineError> {
         let capacity = self.options.context as usize;
         if sequence.len() + tokens.len() > capacity {
@@ -270,68 +362,62 @@ impl Engine {
         if let Some(token) = tokens.iter().find(|t| t.0 >= vocab) {
             return Err(EngineError::NoSuchToken { token: *token, vocab });
         }
-        let largest = match want {
-            Want::All => self.options.max_outputs.max(1),
-            Want::Nothing | Want::Last => self.options.prompt_rows.max(self.options.decode_rows),
-        };
-        let chunks = tokens.chunks(largest.max(1) as usize);
-        let last = chunks.len().saturating_sub(1);
-        for (i, chunk) in chunks.enumerate() {
-            let outputs = match want {
-                Want::All => 0..chunk.len() as u32,
-                Want::Last if i == last => chunk.len() as u32 - 1..chunk.len() as u32,
-                Want::Last | Want::Nothing => 0..0,
-            };
-            if let Err(error) = self.window(sequence, chunk, outputs, see, watch.as_deref_mut()) {
-                sequence.abandon();
-                self.pipeline.clear(sequence.slot, 0)?;
-                return Err(error);
+        let result = self.run_windows(sequence, tokens, want, see, watch);
+        if result.is_err() {
+            sequence.abandon();
+            self.pipeline.clear(sequence.slot, 0)?;
+        }
+        result
+    }
+
+    fn run_windows(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+        watch: Option<&mut Watch<'_>>,
+    ) -> Result<(), EngineError> {
+        let first = sequence.len();
+        let chunk = self.chunk_tokens(want);
+        self.rows.clear();
+        for tokens in tokens.chunks(chunk) {
+            sequence.advance(tokens, &mut self.rows);
+        }
+        let Engine { model, embedding, ngram, pipeline, rows, outputs, options, .. } = self;
+        let last = tokens.len().div_ceil(chunk).saturating_sub(1);
+        let cut = |(i, rows)| Window { rows, outputs: &outputs[want.of_window(rows.len(), i == last)] };
+        let mut inputs =
+            Gather { embedding, ngram, scale: model.config.embedding_scale(), history: sequence.tokens(), first, chunk, options };
+        let vocab = model.dims().vocab as usize;
+        let mut see_window = |i: usize, logits: &mut [f32]| {
+            let start = if want == Want::All { i * chunk } else { tokens.len() - 1 };
+            for (row, index) in logits.chunks_mut(vocab).zip(first + start..) {
+                see(index, row);
             }
+        };
+        // The common case, a single window, takes no memory.
+        if last == 0 {
+            let windows = [cut((0, rows.as_slice()))];
+            let windows = if tokens.is_empty() { &windows[..0] } else { &windows };
+            pipeline.run(windows, &mut inputs, &mut see_window, watch)?;
+        } else {
+            let windows: Vec<Window<'_>> = rows.chunks(chunk).enumerate().map(cut).collect();
+            pipeline.run(&windows, &mut inputs, &mut see_window, watch)?;
         }
         Ok(())
     }
 
-    fn window(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[TokenId],
-        outputs: std::ops::Range<u32>,
-        see: &mut dyn FnMut(usize, &mut [f32]),
-        watch: Option<&mut Watch<'_>>,
-    ) -> Result<(), EngineError> {
-        if self.options.cancel.load(Ordering::Relaxed) {
-            return Err(EngineError::Interrupted);
-        }
-        let first = sequence.len();
-        self.rows.clear();
-        sequence.advance(tokens, &mut self.rows);
-        self.outputs.clear();
-        self.outputs.extend(outputs);
-        let Engine { model, embedding, ngram, pipeline, rows, outputs, logits, .. } = self;
-        let scale = model.config.embedding_scale();
-        let history = sequence.tokens();
-        let mut failed = None;
-        let mut fill_embedding = |to: &mut [f32]| {
-            let ids = tokens.iter().map(|t| u64::from(t.0));
-            failed = failed.take().or(embedding.gather(ids, scale, to).err());
-        };
-        let mut ngram_failed = None;
-        let mut fill_ngram = |to: &mut [f32]| {
-            if let Some((config, table)) = ngram {
-                let indices = first..first + tokens.len();
-                ngram_failed = ngram_failed.take().or(table.gather_ngrams(config, history, indices, to).err());
-            }
-        };
-        let inputs = WindowInputs { embedding: &mut fill_embedding, ngram: &mut fill_ngram };
-        pipeline.run(rows, outputs, inputs, logits, watch)?;
-        if let Some(error) = failed.or(ngram_failed) {
-            return Err(error.into());
-        }
-        let vocab = model.dims().vocab as usize;
-        for (row, output) in logits.chunks_mut(vocab).zip(outputs.iter()) {
-            see(first + *output as usize, row);
-        }
-        Ok(())
+    /// Tokens of a window when `want` of its rows are wanted.
+    fn chunk_tokens(&self, want: Want) -> usize {
+        let rows = self.options.prompt_rows.max(self.options.decode_rows);
+        let largest = if want == Want::All { rows.min(self.options.max_outputs) } else { rows };
+        largest.max(1) as usize
+    }
+
+    /// Tokens of a prompt that are best read at once: a chunk for every stage, so that all devices have work.
+    pub fn prompt_step_tokens(&self) -> usize {
+        self.chunk_tokens(Want::Last) * self.pipeline.stages.len()
     }
 
     /// Takes the sequence back to its first `length` tokens or to the nearest shorter prefix that needs no computing; returns

@@ -74,13 +74,7 @@ pub(super) struct Cursor<'a, R> {
 
 impl<'a, R: BufRead> Cursor<'a, R> {
     pub fn new(file: &'a str, input: R, file_bytes: u64) -> Cursor<'a, R> {
-        Cursor {
-            input,
-            file,
-            position: 0,
-            end: file_bytes.min(MAX_HEADER_BYTES),
-            file_bytes,
-        }
+        Cursor { input, file, position: 0, end: file_bytes.min(MAX_HEADER_BYTES), file_bytes }
     }
 
     pub fn file(&self) -> &'a str {
@@ -104,18 +98,10 @@ impl<'a, R: BufRead> Cursor<'a, R> {
         // Not `match`: a borrow that is returned from one arm would last through the others.
         while let Err(source) = self.input.fill_buf() {
             if source.kind() != io::ErrorKind::Interrupted {
-                return Err(GgufError::Io {
-                    file: self.file.to_owned(),
-                    action: "read",
-                    source,
-                });
+                return Err(GgufError::Io { file: self.file.to_owned(), action: "read", source });
             }
         }
-        self.input.fill_buf().map_err(|source| GgufError::Io {
-            file: self.file.to_owned(),
-            action: "read",
-            source,
-        })
+        self.input.fill_buf().map_err(|source| GgufError::Io { file: self.file.to_owned(), action: "read", source })
     }
 
     /// Checks that `count` items of at least `item_bytes` can still follow, before anything is reserved for them.
@@ -128,19 +114,9 @@ impl<'a, R: BufRead> Cursor<'a, R> {
         let place = place.to_string();
         let available_bytes = self.file_bytes - self.position;
         Err(if needed_bytes <= available_bytes {
-            GgufError::HeaderTooLarge {
-                file,
-                place,
-                limit_bytes: MAX_HEADER_BYTES,
-            }
+            GgufError::HeaderTooLarge { file, place, limit_bytes: MAX_HEADER_BYTES }
         } else {
-            GgufError::HeaderTruncated {
-                file,
-                place,
-                offset: self.position,
-                needed_bytes,
-                available_bytes,
-            }
+            GgufError::HeaderTruncated { file, place, offset: self.position, needed_bytes, available_bytes }
         })
     }
 
@@ -148,9 +124,7 @@ impl<'a, R: BufRead> Cursor<'a, R> {
     pub fn fill(&mut self, buffer: &mut [u8], place: Place) -> Result<(), GgufError> {
         let length = buffer.len() as u64;
         self.check_room(length, 1, place)?;
-        self.input
-            .read_exact(buffer)
-            .map_err(|source| self.read_failure(source, length, place))?;
+        self.input.read_exact(buffer).map_err(|source| self.read_failure(source, length, place))?;
         self.position += length;
         Ok(())
     }
@@ -199,16 +173,10 @@ impl<'a, R: BufRead> Cursor<'a, R> {
         self.check_room(length, 1, place)?;
         let (file, limit) = (self.file, MAX_NAME_BYTES);
         match length {
-            0 => Err(GgufError::EmptyName {
-                file: file.to_owned(),
-                place: place.to_string(),
-            }),
-            found if found > limit => Err(GgufError::NameTooLong {
-                file: file.to_owned(),
-                place: place.to_string(),
-                found,
-                limit,
-            }),
+            0 => Err(GgufError::EmptyName { file: file.to_owned(), place: place.to_string() }),
+            found if found > limit => {
+                Err(GgufError::NameTooLong { file: file.to_owned(), place: place.to_string(), found, limit })
+            }
             _ => self.text(length, place),
         }
     }
@@ -262,18 +230,11 @@ impl<'a, R: BufRead> Cursor<'a, R> {
                 needed_bytes,
                 available_bytes: 0,
             },
-            _ => GgufError::Io {
-                file,
-                action: "read",
-                source,
-            },
+            _ => GgufError::Io { file, action: "read", source },
         }
     }
 
     pub fn not_utf8(&self, place: Place) -> GgufError {
-        GgufError::NotUtf8 {
-            file: self.file.to_owned(),
-            place: place.to_string(),
-        }
+        GgufError::NotUtf8 { file: self.file.to_owned(), place: place.to_string() }
     }
 }

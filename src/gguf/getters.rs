@@ -59,8 +59,7 @@ impl Metadata {
     /// # Errors
     /// The key is missing, is neither, has another length, or a number that does not fit.
     pub fn u32_per_layer(&self, key: &str, count: usize) -> Found<Vec<u32>> {
-        self.opt_u32_per_layer(key, count)?
-            .ok_or_else(|| missing(key))
+        self.opt_u32_per_layer(key, count)?.ok_or_else(|| missing(key))
     }
 
     /// As [`Metadata::u32_per_layer`], but `None` if the key is missing.
@@ -93,17 +92,11 @@ impl Metadata {
 }
 
 fn missing(key: &str) -> MetadataError {
-    MetadataError::Missing {
-        key: key.to_owned(),
-    }
+    MetadataError::Missing { key: key.to_owned() }
 }
 
 fn wrong_type(key: &str, expected: &'static str, found: &Value) -> MetadataError {
-    MetadataError::WrongType {
-        key: key.to_owned(),
-        expected,
-        found: found.describe(),
-    }
+    MetadataError::WrongType { key: key.to_owned(), expected, found: found.describe() }
 }
 
 fn check_length(key: &str, found: usize, expected: usize) -> Found<()> {
@@ -170,11 +163,7 @@ fn integer<T: Integer>(key: &str, value: &Value) -> Found<T> {
 
 fn integers<T: Integer>(key: &str, value: &Value) -> Found<Vec<T>> {
     fn all<S: Copy + Into<i128>, T: Integer>(key: &str, items: &[S]) -> Found<Vec<T>> {
-        items
-            .iter()
-            .enumerate()
-            .map(|(i, &item)| fit(key, item.into(), Some(i)))
-            .collect()
+        items.iter().enumerate().map(|(i, &item)| fit(key, item.into(), Some(i))).collect()
     }
     match value {
         Value::Array(Array::U8(items)) => all(key, items),
@@ -192,11 +181,7 @@ fn integers<T: Integer>(key: &str, value: &Value) -> Found<Vec<T>> {
 fn integers_of_64_bits<'a>(key: &str, value: &'a Value) -> Found<&'a [u64]> {
     match value {
         Value::Array(Array::U64(items)) => Ok(items),
-        other => Err(wrong_type(
-            key,
-            "an array of u64, stored with 64 bits",
-            other,
-        )),
+        other => Err(wrong_type(key, "an array of u64, stored with 64 bits", other)),
     }
 }
 

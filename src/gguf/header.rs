@@ -50,13 +50,7 @@ impl Header {
         let end = place_tensors(&cursor, &mut tensors, alignment_bytes)?;
         check_overlaps(file, &tensors)?;
         let trailing_bytes = file_bytes.saturating_sub(end.next_multiple_of(alignment_bytes));
-        Ok(Header {
-            version: preamble.version,
-            metadata,
-            tensors,
-            alignment_bytes,
-            trailing_bytes,
-        })
+        Ok(Header { version: preamble.version, metadata, tensors, alignment_bytes, trailing_bytes })
     }
 }
 
@@ -69,9 +63,7 @@ impl Peek {
         let mut cursor = Cursor::new(file, input, file_bytes);
         let preamble = Preamble::read(&mut cursor)?;
         let keep = |key: &str| key.starts_with("split.") || key.starts_with("general.");
-        Ok(Peek {
-            metadata: read_metadata(&mut cursor, preamble.key_count, keep)?,
-        })
+        Ok(Peek { metadata: read_metadata(&mut cursor, preamble.key_count, keep)? })
     }
 }
 
@@ -88,22 +80,14 @@ impl Preamble {
         let start = cursor.peek()?;
         if !start.starts_with(MAGIC) {
             let found = describe_foreign(start).to_owned();
-            return Err(GgufError::NotGguf {
-                file: file.to_owned(),
-                found,
-            });
+            return Err(GgufError::NotGguf { file: file.to_owned(), found });
         }
         cursor.skip(MAGIC.len() as u64, Place::Counts)?;
         let version = cursor.number::<u32>(Place::Counts)?;
         check_version(file, version)?;
         let tensor_count = cursor.number::<u64>(Place::Counts)?;
         let key_count = cursor.number::<u64>(Place::Counts)?;
-        let too_many = |what, found, limit| GgufError::TooMany {
-            file: file.to_owned(),
-            what,
-            found,
-            limit,
-        };
+        let too_many = |what, found, limit| GgufError::TooMany { file: file.to_owned(), what, found, limit };
         if tensor_count > MAX_TENSORS {
             return Err(too_many("tensors", tensor_count, MAX_TENSORS));
         }
@@ -112,11 +96,7 @@ impl Preamble {
         }
         let least_bytes = key_count * MIN_KEY_BYTES + tensor_count * MIN_TENSOR_BYTES;
         cursor.check_room(least_bytes, 1, Place::Counts)?;
-        Ok(Preamble {
-            version,
-            tensor_count,
-            key_count,
-        })
+        Ok(Preamble { version, tensor_count, key_count })
     }
 }
 
@@ -125,9 +105,7 @@ fn check_version(file: &str, version: u32) -> Result<(), GgufError> {
     match version {
         2 | 3 => Ok(()),
         // The bytes of a small number, swapped.
-        swapped if swapped != 0 && swapped & 0xFFFF == 0 => {
-            Err(GgufError::BigEndian { file: file() })
-        }
+        swapped if swapped != 0 && swapped & 0xFFFF == 0 => Err(GgufError::BigEndian { file: file() }),
         0 | 1 => Err(GgufError::UnsupportedVersion {
             file: file(),
             version,
@@ -144,43 +122,16 @@ fn check_version(file: &str, version: u32) -> Result<(), GgufError> {
 /// What a file that does not begin with the magic seems to be, with advice.
 fn describe_foreign(start: &[u8]) -> &'static str {
     const KNOWN: [(&[u8], &str); 10] = [
-        (
-            b"version https://git-lfs",
-            "it is a git-lfs pointer; fetch the real file with `git lfs pull`",
-        ),
-        (
-            b"<",
-            "it looks like a web page, so the download failed; download it again",
-        ),
-        (
-            b"lmgg",
-            "it is a model in the GGML format of 2023; get the model as GGUF",
-        ),
-        (
-            b"fmgg",
-            "it is a model in the GGMF format of 2023; get the model as GGUF",
-        ),
-        (
-            b"tjgg",
-            "it is a model in the GGJT format of 2023; get the model as GGUF",
-        ),
-        (
-            b"algg",
-            "it is an adapter in the GGLA format of 2023; get a model as GGUF",
-        ),
-        (
-            b"FUGG",
-            "its magic is byte-swapped; get the little-endian version of the model",
-        ),
-        (
-            b"PK\x03\x04",
-            "it is a zip archive, maybe of PyTorch weights; get the model as GGUF",
-        ),
+        (b"version https://git-lfs", "it is a git-lfs pointer; fetch the real file with `git lfs pull`"),
+        (b"<", "it looks like a web page, so the download failed; download it again"),
+        (b"lmgg", "it is a model in the GGML format of 2023; get the model as GGUF"),
+        (b"fmgg", "it is a model in the GGMF format of 2023; get the model as GGUF"),
+        (b"tjgg", "it is a model in the GGJT format of 2023; get the model as GGUF"),
+        (b"algg", "it is an adapter in the GGLA format of 2023; get a model as GGUF"),
+        (b"FUGG", "its magic is byte-swapped; get the little-endian version of the model"),
+        (b"PK\x03\x04", "it is a zip archive, maybe of PyTorch weights; get the model as GGUF"),
         (b"\x1f\x8b", "it is compressed with gzip; unpack it first"),
-        (
-            b"\x28\xb5\x2f\xfd",
-            "it is compressed with zstd; unpack it first",
-        ),
+        (b"\x28\xb5\x2f\xfd", "it is compressed with zstd; unpack it first"),
     ];
     if start.is_empty() {
         return "it is empty; download or copy it again";
@@ -200,27 +151,16 @@ fn describe_foreign(start: &[u8]) -> &'static str {
 fn read_alignment(file: &str, metadata: &Metadata) -> Result<u64, GgufError> {
     let found = metadata
         .opt_u64(ALIGNMENT_KEY)
-        .map_err(|source| GgufError::Metadata {
-            file: file.to_owned(),
-            source,
-        })?
+        .map_err(|source| GgufError::Metadata { file: file.to_owned(), source })?
         .unwrap_or(DEFAULT_ALIGNMENT_BYTES);
     if found.is_power_of_two() && (8..=MAX_ALIGNMENT_BYTES).contains(&found) {
         return Ok(found);
     }
-    Err(GgufError::BadAlignment {
-        file: file.to_owned(),
-        found,
-        limit: MAX_ALIGNMENT_BYTES,
-    })
+    Err(GgufError::BadAlignment { file: file.to_owned(), found, limit: MAX_ALIGNMENT_BYTES })
 }
 
 /// Reads the tensor table. Offsets are still counted from the start of the data, as in the file.
-fn read_tensors<R: BufRead>(
-    cursor: &mut Cursor<R>,
-    count: u64,
-    alignment_bytes: u64,
-) -> Result<Vec<TensorInfo>, GgufError> {
+fn read_tensors<R: BufRead>(cursor: &mut Cursor<R>, count: u64, alignment_bytes: u64) -> Result<Vec<TensorInfo>, GgufError> {
     // Not all at once: a table entry takes more memory than its fewest bytes in the file.
     let mut tensors = Vec::with_capacity(count.min(1024) as usize);
     for index in 0..count {
@@ -230,20 +170,12 @@ fn read_tensors<R: BufRead>(
     Ok(tensors)
 }
 
-fn read_tensor<R: BufRead>(
-    cursor: &mut Cursor<R>,
-    name: String,
-    alignment_bytes: u64,
-) -> Result<TensorInfo, GgufError> {
+fn read_tensor<R: BufRead>(cursor: &mut Cursor<R>, name: String, alignment_bytes: u64) -> Result<TensorInfo, GgufError> {
     let file = cursor.file();
     let place = Place::Tensor(&name);
     let dimension_count = cursor.number::<u32>(place)?;
     if !(1..=4).contains(&dimension_count) {
-        return Err(GgufError::BadDimensionCount {
-            file: file.to_owned(),
-            tensor: name,
-            found: dimension_count,
-        });
+        return Err(GgufError::BadDimensionCount { file: file.to_owned(), tensor: name, found: dimension_count });
     }
     let shape = cursor.numbers::<u64>(dimension_count.into(), place)?;
     let type_number = cursor.number::<u32>(place)?;
@@ -258,38 +190,19 @@ fn read_tensor<R: BufRead>(
     };
     let bytes = tensor_bytes(file, &name, &shape, format)?;
     if !offset.is_multiple_of(alignment_bytes) {
-        return Err(GgufError::Misaligned {
-            file: file.to_owned(),
-            tensor: name,
-            offset,
-            alignment_bytes,
-        });
+        return Err(GgufError::Misaligned { file: file.to_owned(), tensor: name, offset, alignment_bytes });
     }
-    Ok(TensorInfo {
-        name,
-        shape,
-        format,
-        shard: 0,
-        offset,
-        bytes,
-    })
+    Ok(TensorInfo { name, shape, format, shard: 0, offset, bytes })
 }
 
 fn tensor_bytes(file: &str, name: &str, shape: &[u64], format: Format) -> Result<u64, GgufError> {
-    let bad_shape = |reason| GgufError::BadShape {
-        file: file.to_owned(),
-        tensor: name.to_owned(),
-        shape: shape.to_vec(),
-        reason,
-    };
+    let bad_shape =
+        |reason| GgufError::BadShape { file: file.to_owned(), tensor: name.to_owned(), shape: shape.to_vec(), reason };
     if shape.contains(&0) {
         return Err(bad_shape("a dimension is zero"));
     }
     let too_large = || bad_shape("it has more weights than any file can hold");
-    let elements = shape
-        .iter()
-        .try_fold(1u64, |product, &size| product.checked_mul(size))
-        .ok_or_else(too_large)?;
+    let elements = shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size)).ok_or_else(too_large)?;
     let row_len = shape[0];
     let block_len = format.info().block_len;
     if !row_len.is_multiple_of(block_len as u64) {
@@ -301,21 +214,13 @@ fn tensor_bytes(file: &str, name: &str, shape: &[u64], format: Format) -> Result
             block_len,
         });
     }
-    let bytes = format
-        .row_bytes(row_len)
-        .and_then(|row_bytes| row_bytes.checked_mul(elements / row_len));
-    bytes
-        .filter(|&bytes| bytes <= i64::MAX as u64)
-        .ok_or_else(too_large)
+    let bytes = format.row_bytes(row_len).and_then(|row_bytes| row_bytes.checked_mul(elements / row_len));
+    bytes.filter(|&bytes| bytes <= i64::MAX as u64).ok_or_else(too_large)
 }
 
 /// Makes the offsets count from the start of the file, checks that all data lies inside it, and returns where the
 /// last data ends.
-fn place_tensors<R: BufRead>(
-    cursor: &Cursor<R>,
-    tensors: &mut [TensorInfo],
-    alignment_bytes: u64,
-) -> Result<u64, GgufError> {
+fn place_tensors<R: BufRead>(cursor: &Cursor<R>, tensors: &mut [TensorInfo], alignment_bytes: u64) -> Result<u64, GgufError> {
     let file_bytes = cursor.file_bytes();
     let header_end = cursor.position();
     // Cannot overflow: the header is at most MAX_HEADER_BYTES, the alignment at most MAX_ALIGNMENT_BYTES.
@@ -345,11 +250,7 @@ fn check_overlaps(file: &str, tensors: &[TensorInfo]) -> Result<(), GgufError> {
     for pair in by_offset.windows(2) {
         let (first, second) = (&tensors[pair[0] as usize], &tensors[pair[1] as usize]);
         if first.offset + first.bytes > second.offset {
-            return Err(GgufError::Overlap {
-                file: file.to_owned(),
-                first: first.name.clone(),
-                second: second.name.clone(),
-            });
+            return Err(GgufError::Overlap { file: file.to_owned(), first: first.name.clone(), second: second.name.clone() });
         }
     }
     Ok(())

@@ -306,17 +306,9 @@ pub enum MetadataError {
     #[error("the file has no metadata key '{key}', which is needed")]
     Missing { key: String },
     #[error("metadata key '{key}' holds {found}, expected {expected}")]
-    WrongType {
-        key: String,
-        expected: &'static str,
-        found: String,
-    },
+    WrongType { key: String, expected: &'static str, found: String },
     #[error("metadata key '{key}' is {found}, which is outside {expected}")]
-    OutOfRange {
-        key: String,
-        expected: String,
-        found: String,
-    },
+    OutOfRange { key: String, expected: String, found: String },
 }
 
 /// All metadata of a model, in file order. A look-up takes constant time.

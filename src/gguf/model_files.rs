@@ -89,12 +89,7 @@ impl ModelFiles {
     pub fn from_static(name: &str, bytes: &'static [u8]) -> Result<ModelFiles, GgufError> {
         let header = Header::read(name, bytes, bytes.len() as u64)?;
         let source = Source::Static(bytes);
-        assemble(vec![Opened {
-            path: name.into(),
-            bytes: bytes.len() as u64,
-            header,
-            source,
-        }])
+        assemble(vec![Opened { path: name.into(), bytes: bytes.len() as u64, header, source }])
     }
 
     /// Opens a model in memory. `name` stands for it in errors.
@@ -114,12 +109,7 @@ impl ModelFiles {
         for (name, bytes) in shards {
             let header = Header::read(&name, bytes.as_slice(), bytes.len() as u64)?;
             let length = bytes.len() as u64;
-            opened.push(Opened {
-                path: name.into(),
-                bytes: length,
-                header,
-                source: Source::Owned(bytes),
-            });
+            opened.push(Opened { path: name.into(), bytes: length, header, source: Source::Owned(bytes) });
         }
         assemble(opened)
     }
@@ -129,18 +119,9 @@ impl ModelFiles {
     ///
     /// # Errors
     /// As [`ModelFiles::open`].
-    pub fn from_header(
-        name: &str,
-        header: impl BufRead,
-        file_bytes: u64,
-    ) -> Result<ModelFiles, GgufError> {
+    pub fn from_header(name: &str, header: impl BufRead, file_bytes: u64) -> Result<ModelFiles, GgufError> {
         let header = Header::read(name, header, file_bytes)?;
-        assemble(vec![Opened {
-            path: name.into(),
-            bytes: file_bytes,
-            header,
-            source: Source::HeaderOnly,
-        }])
+        assemble(vec![Opened { path: name.into(), bytes: file_bytes, header, source: Source::HeaderOnly }])
     }
 
     /// The metadata of the model: that of its first shard.
@@ -163,10 +144,7 @@ impl ModelFiles {
     /// # Errors
     /// There is none.
     pub fn require_tensor(&self, name: &str) -> Result<&TensorInfo, GgufError> {
-        self.tensor(name).ok_or_else(|| GgufError::NoSuchTensor {
-            file: self.name(),
-            tensor: name.to_owned(),
-        })
+        self.tensor(name).ok_or_else(|| GgufError::NoSuchTensor { file: self.name(), tensor: name.to_owned() })
     }
 
     /// The files of the model in the order of the shards. There is at least one.
@@ -202,45 +180,25 @@ impl ModelFiles {
     ///
     /// # Errors
     /// The range goes past the tensor, the file was cut short meanwhile, or the system cannot read it.
-    pub fn read_at(
-        &self,
-        tensor: &TensorInfo,
-        offset: u64,
-        buffer: &mut [u8],
-    ) -> Result<(), GgufError> {
+    pub fn read_at(&self, tensor: &TensorInfo, offset: u64, buffer: &mut [u8]) -> Result<(), GgufError> {
         let length_bytes = buffer.len() as u64;
         let source = self.check_range(tensor, offset, length_bytes)?;
         if let Source::HeaderOnly = source {
-            return Err(GgufError::NoData {
-                file: self.file_name(tensor),
-                tensor: tensor.name.clone(),
-            });
+            return Err(GgufError::NoData { file: self.file_name(tensor), tensor: tensor.name.clone() });
         }
         let position = tensor.offset + offset;
         source.read_exact_at(position, buffer).map_err(|source| {
             let (file, tensor) = (self.file_name(tensor), tensor.name.clone());
             match source.kind() {
-                io::ErrorKind::UnexpectedEof => GgufError::ShortRead {
-                    file,
-                    tensor,
-                    offset: position,
-                },
-                _ => GgufError::Read {
-                    file,
-                    tensor,
-                    offset: position,
-                    source,
-                },
+                io::ErrorKind::UnexpectedEof => GgufError::ShortRead { file, tensor, offset: position },
+                _ => GgufError::Read { file, tensor, offset: position, source },
             }
         })
     }
 
     /// All bytes of `tensor`, without copying, if the model is in memory.
     pub fn borrow(&self, tensor: &TensorInfo) -> Option<&[u8]> {
-        let bytes = self
-            .check_range(tensor, 0, tensor.bytes)
-            .ok()?
-            .in_memory()?;
+        let bytes = self.check_range(tensor, 0, tensor.bytes).ok()?.in_memory()?;
         let start = usize::try_from(tensor.offset).ok()?;
         bytes.get(start..start.checked_add(usize::try_from(tensor.bytes).ok()?)?)
     }
@@ -255,21 +213,11 @@ impl ModelFiles {
 
     /// Checks that a range lies inside the tensor, and the tensor inside its file: a caller may hold a `TensorInfo` of
     /// another model.
-    fn check_range(
-        &self,
-        tensor: &TensorInfo,
-        offset: u64,
-        length_bytes: u64,
-    ) -> Result<&Source, GgufError> {
-        let inside = |start: u64, length: u64, all: u64| {
-            start.checked_add(length).is_some_and(|end| end <= all)
-        };
+    fn check_range(&self, tensor: &TensorInfo, offset: u64, length_bytes: u64) -> Result<&Source, GgufError> {
+        let inside = |start: u64, length: u64, all: u64| start.checked_add(length).is_some_and(|end| end <= all);
         let file_bytes = self.files.get(tensor.shard).map_or(0, |file| file.bytes);
         match self.sources.get(tensor.shard) {
-            Some(source)
-                if inside(offset, length_bytes, tensor.bytes)
-                    && inside(tensor.offset, tensor.bytes, file_bytes) =>
-            {
+            Some(source) if inside(offset, length_bytes, tensor.bytes) && inside(tensor.offset, tensor.bytes, file_bytes) => {
                 Ok(source)
             }
             _ => Err(GgufError::OutsideTensor {
@@ -292,42 +240,23 @@ impl ModelFiles {
 
 fn open_file(path: &Path) -> Result<Opened, GgufError> {
     let name = path.display().to_string();
-    let failure = |source| GgufError::Io {
-        file: name.clone(),
-        action: "open",
-        source,
-    };
+    let failure = |source| GgufError::Io { file: name.clone(), action: "open", source };
     // Looked at before it is opened: opening a pipe would wait for a writer.
     let kind = std::fs::metadata(path).map_err(failure)?;
     if !kind.is_file() {
-        let found = if kind.is_dir() {
-            "it is a folder; give a file in it"
-        } else {
-            "it is not a regular file"
-        };
-        return Err(GgufError::NotGguf {
-            file: name,
-            found: found.to_owned(),
-        });
+        let found = if kind.is_dir() { "it is a folder; give a file in it" } else { "it is not a regular file" };
+        return Err(GgufError::NotGguf { file: name, found: found.to_owned() });
     }
     let file = File::open(path).map_err(failure)?;
     let bytes = file.metadata().map_err(failure)?.len();
     let header = Header::read(&name, BufReader::with_capacity(1 << 20, &file), bytes)?;
-    Ok(Opened {
-        path: path.to_owned(),
-        bytes,
-        header,
-        source: Source::File(file),
-    })
+    Ok(Opened { path: path.to_owned(), bytes, header, source: Source::File(file) })
 }
 
 /// Joins files that were opened in the order of the shards, after checking that they belong together.
 fn assemble(mut opened: Vec<Opened>) -> Result<ModelFiles, GgufError> {
     check_split(&opened)?;
-    let metadata = opened
-        .first_mut()
-        .map(|first| std::mem::take(&mut first.header.metadata))
-        .unwrap_or_default();
+    let metadata = opened.first_mut().map(|first| std::mem::take(&mut first.header.metadata)).unwrap_or_default();
     let tensor_count = opened.iter().map(|file| file.header.tensors.len()).sum();
     let mut model = ModelFiles {
         metadata,
@@ -374,10 +303,7 @@ fn add_tensor(model: &mut ModelFiles, tensor: TensorInfo) -> Result<(), GgufErro
 /// Checks that the files are all the shards of one model, in order.
 fn check_split(opened: &[Opened]) -> Result<(), GgufError> {
     let Some(first) = opened.first() else {
-        return Err(GgufError::NotGguf {
-            file: String::new(),
-            found: "no file was given".to_owned(),
-        });
+        return Err(GgufError::NotGguf { file: String::new(), found: "no file was given".to_owned() });
     };
     let first_name = first.path.display().to_string();
     let Some(split) = Split::from_metadata(&first_name, &first.header.metadata)? else {
@@ -393,11 +319,7 @@ fn check_split(opened: &[Opened]) -> Result<(), GgufError> {
         let name = file.path.display().to_string();
         let found = Split::from_metadata(&name, &file.header.metadata)?;
         if !found.is_some_and(|found| found.agrees(&split) && found.number == expected as u64) {
-            let reason = format!(
-                "it should be shard {} of {} of '{first_name}'",
-                expected + 1,
-                split.count
-            );
+            let reason = format!("it should be shard {} of {} of '{first_name}'", expected + 1, split.count);
             return Err(GgufError::BadSplit { file: name, reason });
         }
     }
@@ -409,16 +331,9 @@ fn check_split(opened: &[Opened]) -> Result<(), GgufError> {
             found: "it was not given".to_owned(),
         });
     }
-    let found = opened
-        .iter()
-        .map(|file| file.header.tensors.len() as u64)
-        .sum();
+    let found = opened.iter().map(|file| file.header.tensors.len() as u64).sum();
     match split.tensor_count {
-        Some(expected) if expected != found => Err(GgufError::ShardTensorCount {
-            file: first_name,
-            found,
-            expected,
-        }),
+        Some(expected) if expected != found => Err(GgufError::ShardTensorCount { file: first_name, found, expected }),
         _ => Ok(()),
     }
 }

@@ -32,37 +32,21 @@ impl Split {
     /// # Errors
     /// The keys hold no numbers, or contradict each other.
     pub fn from_metadata(file: &str, metadata: &Metadata) -> Result<Option<Split>, GgufError> {
-        let wrong = |source: MetadataError| GgufError::Metadata {
-            file: file.to_owned(),
-            source,
-        };
-        let bad = |reason| {
-            Err(GgufError::BadSplit {
-                file: file.to_owned(),
-                reason,
-            })
-        };
+        let wrong = |source: MetadataError| GgufError::Metadata { file: file.to_owned(), source };
+        let bad = |reason| Err(GgufError::BadSplit { file: file.to_owned(), reason });
         let count = metadata.opt_u64("split.count").map_err(wrong)?.unwrap_or(0);
         if count < 2 {
             return Ok(None);
         }
         if count > MAX_SHARDS {
-            return bad(format!(
-                "split.count is {count}, and at most {MAX_SHARDS} shards can be read"
-            ));
+            return bad(format!("split.count is {count}, and at most {MAX_SHARDS} shards can be read"));
         }
         let number = metadata.u64("split.no").map_err(wrong)?;
         if number >= count {
-            return bad(format!(
-                "split.no is {number}, counted from 0, and split.count is {count}"
-            ));
+            return bad(format!("split.no is {number}, counted from 0, and split.count is {count}"));
         }
         let tensor_count = metadata.opt_u64("split.tensors.count").map_err(wrong)?;
-        Ok(Some(Split {
-            number,
-            count,
-            tensor_count,
-        }))
+        Ok(Some(Split { number, count, tensor_count }))
     }
 
     /// Whether two shards can belong to one model, apart from their numbers.
@@ -77,16 +61,11 @@ impl Split {
 
 /// Whether what both files say of themselves is equal. Most writers give `general.*` to the first shard only.
 fn same_identity(first: &Metadata, other: &Metadata) -> bool {
-    [
-        "general.architecture",
-        "general.name",
-        "general.file_type",
-        "general.uuid",
-    ]
-    .iter()
-    .all(|key| match (first.get(key), other.get(key)) {
-        (Some(mine), Some(theirs)) => mine == theirs,
-        _ => true,
+    ["general.architecture", "general.name", "general.file_type", "general.uuid"].iter().all(|key| {
+        match (first.get(key), other.get(key)) {
+            (Some(mine), Some(theirs)) => mine == theirs,
+            _ => true,
+        }
     })
 }
 
@@ -94,11 +73,7 @@ fn same_identity(first: &Metadata, other: &Metadata) -> bool {
 ///
 /// # Errors
 /// A shard is missing, or there are several candidates and nothing tells which is the right one.
-pub(super) fn find_siblings(
-    first: &Path,
-    metadata: &Metadata,
-    split: &Split,
-) -> Result<Vec<PathBuf>, GgufError> {
+pub(super) fn find_siblings(first: &Path, metadata: &Metadata, split: &Split) -> Result<Vec<PathBuf>, GgufError> {
     let mut scan = Scan::new(first, metadata, split)?;
     let mut paths = Vec::new();
     for number in 1..split.count {
@@ -122,8 +97,7 @@ pub(super) fn find_siblings(
 
 /// The error for a model opened by a shard that is not its first; it names the first one where that can be found.
 pub(super) fn not_first(path: &Path, metadata: &Metadata, split: &Split) -> GgufError {
-    let first = Scan::new(path, metadata, split)
-        .map(|mut scan| choose(path, scan.by_number.remove(&0).unwrap_or_default()));
+    let first = Scan::new(path, metadata, split).map(|mut scan| choose(path, scan.by_number.remove(&0).unwrap_or_default()));
     let first = match first {
         Ok(Choice::One(first)) => format!("'{}'", first.display()),
         Ok(Choice::Several(one, another)) => {
@@ -131,12 +105,7 @@ pub(super) fn not_first(path: &Path, metadata: &Metadata, split: &Split) -> Gguf
         }
         Ok(Choice::None) | Err(_) => "it is not in the same folder, so get it first".to_owned(),
     };
-    GgufError::NotFirstShard {
-        file: path.display().to_string(),
-        number: split.number + 1,
-        count: split.count,
-        first,
-    }
+    GgufError::NotFirstShard { file: path.display().to_string(), number: split.number + 1, count: split.count, first }
 }
 
 /// The GGUF files of a folder that may belong to a model.
@@ -148,22 +117,15 @@ struct Scan {
 
 impl Scan {
     fn new(known: &Path, metadata: &Metadata, split: &Split) -> Result<Scan, GgufError> {
-        let mut scan = Scan {
-            by_number: BTreeMap::new(),
-            rejected: Vec::new(),
-        };
+        let mut scan = Scan { by_number: BTreeMap::new(), rejected: Vec::new() };
         for path in gguf_files_beside(known)? {
             let name = path.display().to_string();
-            let found = peek(&path)
-                .and_then(|peek| Ok((Split::from_metadata(&name, &peek.metadata)?, peek)));
+            let found = peek(&path).and_then(|peek| Ok((Split::from_metadata(&name, &peek.metadata)?, peek)));
             match found {
                 Err(error) => scan.rejected.push(error.to_string()),
-                Ok((Some(other), peek))
-                    if split.agrees(&other) && same_identity(metadata, &peek.metadata) =>
-                {
+                Ok((Some(other), peek)) if split.agrees(&other) && same_identity(metadata, &peek.metadata) => {
                     if stems_conflict(known, &path) {
-                        scan.rejected
-                            .push(format!("'{name}' is named as a shard of another model"));
+                        scan.rejected.push(format!("'{name}' is named as a shard of another model"));
                     } else {
                         scan.by_number.entry(other.number).or_default().push(path);
                     }
@@ -176,10 +138,7 @@ impl Scan {
 
     fn missing(&self, first: &Path, number: u64, count: u64) -> GgufError {
         let folder = folder_of(first);
-        let mut found = format!(
-            "no GGUF file in '{}' says it is that shard; get it",
-            folder.display()
-        );
+        let mut found = format!("no GGUF file in '{}' says it is that shard; get it", folder.display());
         if let Some(reason) = self.rejected.first() {
             found.push_str(&format!(" (not usable: {reason}"));
             match self.rejected.len() - 1 {
@@ -187,12 +146,7 @@ impl Scan {
                 more => found.push_str(&format!("; and {more} more)")),
             }
         }
-        GgufError::MissingShard {
-            file: first.display().to_string(),
-            number: number + 1,
-            count,
-            found,
-        }
+        GgufError::MissingShard { file: first.display().to_string(), number: number + 1, count, found }
     }
 }
 
@@ -251,17 +205,11 @@ fn folder_of(path: &Path) -> &Path {
 /// All GGUF files in the folder of `known` but itself, in the order of their names.
 fn gguf_files_beside(known: &Path) -> Result<Vec<PathBuf>, GgufError> {
     let folder = folder_of(known);
-    let failure = |source| GgufError::Io {
-        file: folder.display().to_string(),
-        action: "list the folder",
-        source,
-    };
+    let failure = |source| GgufError::Io { file: folder.display().to_string(), action: "list the folder", source };
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(failure)? {
         let path = entry.map_err(failure)?.path();
-        let is_gguf = path
-            .extension()
-            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+        let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
         if is_gguf && path.is_file() && path.file_name() != known.file_name() {
             paths.push(path);
         }
@@ -272,11 +220,7 @@ fn gguf_files_beside(known: &Path) -> Result<Vec<PathBuf>, GgufError> {
 
 fn peek(path: &Path) -> Result<Peek, GgufError> {
     let name = path.display().to_string();
-    let failure = |source| GgufError::Io {
-        file: name.clone(),
-        action: "open",
-        source,
-    };
+    let failure = |source| GgufError::Io { file: name.clone(), action: "open", source };
     let file = File::open(path).map_err(failure)?;
     let file_bytes = file.metadata().map_err(failure)?.len();
     Peek::read(&name, BufReader::with_capacity(1 << 16, file), file_bytes)
@@ -289,10 +233,7 @@ mod tests {
     #[test]
     fn the_stem_is_what_comes_before_the_shard_number() {
         let stem = |name| shard_stem(Path::new(name));
-        assert_eq!(
-            stem("dir/My-Model-Q4-00001-of-00003.gguf").as_deref(),
-            Some("My-Model-Q4")
-        );
+        assert_eq!(stem("dir/My-Model-Q4-00001-of-00003.gguf").as_deref(), Some("My-Model-Q4"));
         assert_eq!(stem("My-Model.gguf"), None);
         assert_eq!(stem("a-1-of-3.gguf"), None);
         assert_eq!(stem("00001-of-00003.gguf"), None);
@@ -300,20 +241,10 @@ mod tests {
 
     #[test]
     fn shards_agree_by_counts() {
-        let split = Split {
-            number: 0,
-            count: 3,
-            tensor_count: Some(9),
-        };
+        let split = Split { number: 0, count: 3, tensor_count: Some(9) };
         assert!(split.agrees(&Split { number: 2, ..split }));
-        assert!(split.agrees(&Split {
-            tensor_count: None,
-            ..split
-        }));
-        assert!(!split.agrees(&Split {
-            tensor_count: Some(8),
-            ..split
-        }));
+        assert!(split.agrees(&Split { tensor_count: None, ..split }));
+        assert!(!split.agrees(&Split { tensor_count: Some(8), ..split }));
         assert!(!split.agrees(&Split { count: 4, ..split }));
     }
 }

@@ -37,11 +37,7 @@ impl Strings {
     /// The string at `index`, or `None` past the end.
     pub fn get(&self, index: usize) -> Option<&str> {
         let end = *self.ends.get(index)? as usize;
-        let start = if index == 0 {
-            0
-        } else {
-            self.ends[index - 1] as usize
-        };
+        let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
         Some(&self.text[start..end])
     }
 
@@ -60,8 +56,7 @@ impl Strings {
     /// If all strings together exceed 4 GiB.
     pub fn push(&mut self, item: &str) {
         self.text.push_str(item);
-        self.ends
-            .push(u32::try_from(self.text.len()).expect("a list of strings holds at most 4 GiB"));
+        self.ends.push(u32::try_from(self.text.len()).expect("a list of strings holds at most 4 GiB"));
     }
 }
 
@@ -102,32 +97,17 @@ mod tests {
     fn strings_come_back_in_order_and_empty_ones_are_kept() {
         let strings = Strings::from_iter(["", "a", "", "éß", "", ""]);
         assert_eq!(strings.len(), 6);
-        assert_eq!(
-            strings.iter().collect::<Vec<_>>(),
-            ["", "a", "", "éß", "", ""]
-        );
+        assert_eq!(strings.iter().collect::<Vec<_>>(), ["", "a", "", "éß", "", ""]);
         assert_eq!(&strings[3], "éß");
         assert_eq!(strings.get(6), None);
     }
 
     #[test]
     fn parts_that_do_not_fit_together_are_refused() {
-        assert!(
-            Strings::from_parts("é".into(), vec![1, 2]).is_none(),
-            "cut inside a character"
-        );
-        assert!(
-            Strings::from_parts("ab".into(), vec![2, 1]).is_none(),
-            "ends go back"
-        );
-        assert!(
-            Strings::from_parts("ab".into(), vec![1]).is_none(),
-            "text left over"
-        );
-        assert!(
-            Strings::from_parts("ab".into(), vec![3]).is_none(),
-            "past the text"
-        );
+        assert!(Strings::from_parts("é".into(), vec![1, 2]).is_none(), "cut inside a character");
+        assert!(Strings::from_parts("ab".into(), vec![2, 1]).is_none(), "ends go back");
+        assert!(Strings::from_parts("ab".into(), vec![1]).is_none(), "text left over");
+        assert!(Strings::from_parts("ab".into(), vec![3]).is_none(), "past the text");
         assert!(Strings::from_parts("ab".into(), vec![0, 2, 2]).is_some());
     }
 }

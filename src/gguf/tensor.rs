@@ -89,31 +89,14 @@ mod tests {
     fn no_type_is_both_supported_and_foreign() {
         for number in 0..300 {
             let known_foreign = foreign_type_name(number) != "not a known type";
-            assert!(
-                !(known_foreign && Format::from_ggml_type(number).is_some()),
-                "type {number}"
-            );
+            assert!(!(known_foreign && Format::from_ggml_type(number).is_some()), "type {number}");
         }
     }
 
     #[test]
     fn rows_are_counted_over_all_but_the_first_dimension() {
-        let tensor = TensorInfo {
-            name: "t".into(),
-            shape: vec![64, 3, 5],
-            format: Format::Q8_0,
-            shard: 0,
-            offset: 0,
-            bytes: 2 * 34 * 15,
-        };
-        assert_eq!(
-            (
-                tensor.row_len(),
-                tensor.rows(),
-                tensor.row_bytes(),
-                tensor.elements()
-            ),
-            (64, 15, 68, 960)
-        );
+        let tensor =
+            TensorInfo { name: "t".into(), shape: vec![64, 3, 5], format: Format::Q8_0, shard: 0, offset: 0, bytes: 2 * 34 * 15 };
+        assert_eq!((tensor.row_len(), tensor.rows(), tensor.row_bytes(), tensor.elements()), (64, 15, 68, 960));
     }
 }

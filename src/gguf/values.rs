@@ -25,17 +25,11 @@ pub(super) fn read_metadata<R: BufRead>(
     keep: impl Fn(&str) -> bool,
 ) -> Result<Metadata, GgufError> {
     let mut metadata = Metadata::new();
-    let mut reader = ValueReader {
-        cursor,
-        inner_arrays_left: MAX_INNER_ARRAYS,
-    };
+    let mut reader = ValueReader { cursor, inner_arrays_left: MAX_INNER_ARRAYS };
     for index in 0..count {
         let key = reader.cursor.name(Place::KeyName(index))?;
         if metadata.contains_key(&key) {
-            return Err(GgufError::DuplicateKey {
-                file: reader.cursor.file().to_owned(),
-                key,
-            });
+            return Err(GgufError::DuplicateKey { file: reader.cursor.file().to_owned(), key });
         }
         let value_type = reader.value_type(&key)?;
         if keep(&key) {
@@ -96,18 +90,12 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
         }
         let item_type = self.value_type(key)?;
         let count = self.cursor.number::<u64>(Place::Value(key))?;
-        self.cursor
-            .check_room(count, item_type.min_bytes(), Place::Value(key))?;
+        self.cursor.check_room(count, item_type.min_bytes(), Place::Value(key))?;
         if item_type == ValueType::Array {
             let found = (MAX_INNER_ARRAYS - self.inner_arrays_left).saturating_add(count);
             if found > MAX_INNER_ARRAYS {
                 let (file, what) = (self.cursor.file().to_owned(), "arrays inside arrays");
-                return Err(GgufError::TooMany {
-                    file,
-                    what,
-                    found,
-                    limit: MAX_INNER_ARRAYS,
-                });
+                return Err(GgufError::TooMany { file, what, found, limit: MAX_INNER_ARRAYS });
             }
             self.inner_arrays_left -= count;
         }
@@ -126,12 +114,7 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
             ValueType::F32 => Array::F32(self.numbers(count, key)?),
             ValueType::Bool => {
                 let bytes: Vec<u8> = self.numbers(count, key)?;
-                Array::Bool(
-                    bytes
-                        .into_iter()
-                        .map(|byte| self.bool(byte, key))
-                        .collect::<Result<_, _>>()?,
-                )
+                Array::Bool(bytes.into_iter().map(|byte| self.bool(byte, key)).collect::<Result<_, _>>()?)
             }
             ValueType::String => Array::String(self.strings(count, key)?),
             ValueType::Array => {
@@ -157,8 +140,7 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
         let mut text = Vec::new();
         let mut ends = Vec::with_capacity(count as usize);
         for index in 0..count {
-            self.cursor
-                .append_string(&mut text, Place::Item(key, index))?;
+            self.cursor.append_string(&mut text, Place::Item(key, index))?;
             ends.push(text.len() as u32); // At most MAX_HEADER_BYTES.
         }
         text.shrink_to_fit();
@@ -170,11 +152,7 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
         match byte {
             0 => Ok(false),
             1 => Ok(true),
-            found => Err(GgufError::NotABool {
-                file: self.cursor.file().to_owned(),
-                key: key.to_owned(),
-                found,
-            }),
+            found => Err(GgufError::NotABool { file: self.cursor.file().to_owned(), key: key.to_owned(), found }),
         }
     }
 
@@ -189,9 +167,7 @@ impl<R: BufRead> ValueReader<'_, '_, R> {
             ValueType::Array => {
                 let (item_type, count) = self.array_head(key, depth)?;
                 match item_type {
-                    ValueType::String | ValueType::Array => {
-                        (0..count).try_for_each(|_| self.skip(item_type, key, depth + 1))
-                    }
+                    ValueType::String | ValueType::Array => (0..count).try_for_each(|_| self.skip(item_type, key, depth + 1)),
                     // Cannot overflow: `array_head` found room for that many.
                     plain => self.cursor.skip(count * plain.min_bytes(), place),
                 }

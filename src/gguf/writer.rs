@@ -49,11 +49,7 @@ impl Default for GgufWriter<'_> {
 
 impl<'a> GgufWriter<'a> {
     pub fn new() -> GgufWriter<'a> {
-        GgufWriter {
-            metadata: Metadata::new(),
-            alignment_bytes: 32,
-            tensors: Vec::new(),
-        }
+        GgufWriter { metadata: Metadata::new(), alignment_bytes: 32, tensors: Vec::new() }
     }
 
     /// Sets a metadata key; keys are written in the order in which they were first set.
@@ -76,9 +72,7 @@ impl<'a> GgufWriter<'a> {
     /// `bytes` is not a power of two of at least 8.
     pub fn set_alignment(&mut self, bytes: u32) -> Result<&mut Self, GgufError> {
         if !bytes.is_power_of_two() || bytes < 8 {
-            return Err(unwritable(format!(
-                "the alignment {bytes} is not a power of two of at least 8"
-            )));
+            return Err(unwritable(format!("the alignment {bytes} is not a power of two of at least 8")));
         }
         self.alignment_bytes = bytes.into();
         Ok(self.set(ALIGNMENT_KEY, bytes))
@@ -98,10 +92,7 @@ impl<'a> GgufWriter<'a> {
         let data = data.into();
         let bytes = data_bytes(name, shape, format)?;
         if data.len() as u64 != bytes {
-            let reason = format!(
-                "tensor {name:?} of {format} {shape:?} has {bytes} bytes, not {}",
-                data.len()
-            );
+            let reason = format!("tensor {name:?} of {format} {shape:?} has {bytes} bytes, not {}", data.len());
             return Err(unwritable(reason));
         }
         self.push(name, shape, format.info().ggml_type, bytes, Some(data));
@@ -112,32 +103,14 @@ impl<'a> GgufWriter<'a> {
     ///
     /// # Errors
     /// The shape is not possible for the format.
-    pub fn zeros(
-        &mut self,
-        name: &str,
-        shape: &[u64],
-        format: Format,
-    ) -> Result<&mut Self, GgufError> {
+    pub fn zeros(&mut self, name: &str, shape: &[u64], format: Format) -> Result<&mut Self, GgufError> {
         let bytes = data_bytes(name, shape, format)?;
         self.push(name, shape, format.info().ggml_type, bytes, None);
         Ok(self)
     }
 
-    fn push(
-        &mut self,
-        name: &str,
-        shape: &[u64],
-        type_number: u32,
-        bytes: u64,
-        data: Option<Cow<'a, [u8]>>,
-    ) {
-        self.tensors.push(Tensor {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            type_number,
-            bytes,
-            data,
-        });
+    fn push(&mut self, name: &str, shape: &[u64], type_number: u32, bytes: u64, data: Option<Cow<'a, [u8]>>) {
+        self.tensors.push(Tensor { name: name.to_owned(), shape: shape.to_vec(), type_number, bytes, data });
     }
 
     /// The header alone, padded to where the data begins, and the size that the whole file would have.
@@ -146,11 +119,7 @@ impl<'a> GgufWriter<'a> {
     /// The tensors together are too large for the format.
     pub fn header(&self) -> Result<(Vec<u8>, u64), GgufError> {
         let header = encode_header(&self.metadata, &self.tensors, self.alignment_bytes)?;
-        let data_bytes: u64 = self
-            .tensors
-            .iter()
-            .map(|tensor| tensor.bytes.next_multiple_of(self.alignment_bytes))
-            .sum();
+        let data_bytes: u64 = self.tensors.iter().map(|tensor| tensor.bytes.next_multiple_of(self.alignment_bytes)).sum();
         let file_bytes = header.len() as u64 + data_bytes;
         Ok((header, file_bytes))
     }
@@ -176,11 +145,7 @@ impl<'a> GgufWriter<'a> {
     pub fn write_file(&self, path: impl AsRef<Path>) -> Result<(), GgufError> {
         let path = path.as_ref();
         let header = encode_header(&self.metadata, &self.tensors, self.alignment_bytes)?;
-        let failure = |source| GgufError::Io {
-            file: path.display().to_string(),
-            action: "write",
-            source,
-        };
+        let failure = |source| GgufError::Io { file: path.display().to_string(), action: "write", source };
         let file = File::create(path).map_err(failure)?;
         write_with_holes(file, &header, &self.tensors, self.alignment_bytes).map_err(failure)
     }
@@ -190,16 +155,9 @@ impl<'a> GgufWriter<'a> {
     ///
     /// # Errors
     /// `tensors_per_shard` is 0, or as [`GgufWriter::header`].
-    pub fn to_shards(
-        &self,
-        stem: &str,
-        tensors_per_shard: usize,
-    ) -> Result<Vec<(String, Vec<u8>)>, GgufError> {
+    pub fn to_shards(&self, stem: &str, tensors_per_shard: usize) -> Result<Vec<(String, Vec<u8>)>, GgufError> {
         let shards = self.split(stem, tensors_per_shard)?;
-        shards
-            .iter()
-            .map(|(name, writer)| Ok((name.clone(), writer.to_bytes()?)))
-            .collect()
+        shards.iter().map(|(name, writer)| Ok((name.clone(), writer.to_bytes()?))).collect()
     }
 
     /// Writes the shards of [`GgufWriter::to_shards`] into `folder`, and returns their paths.
@@ -221,29 +179,16 @@ impl<'a> GgufWriter<'a> {
         Ok(paths)
     }
 
-    fn split(
-        &self,
-        stem: &str,
-        tensors_per_shard: usize,
-    ) -> Result<Vec<(String, GgufWriter<'_>)>, GgufError> {
+    fn split(&self, stem: &str, tensors_per_shard: usize) -> Result<Vec<(String, GgufWriter<'_>)>, GgufError> {
         if tensors_per_shard == 0 {
-            return Err(unwritable(
-                "a shard must hold at least one tensor".to_owned(),
-            ));
+            return Err(unwritable("a shard must hold at least one tensor".to_owned()));
         }
         let chunks: Vec<&[Tensor]> = self.tensors.chunks(tensors_per_shard).collect();
-        let count = u16::try_from(chunks.len()).map_err(|_| {
-            unwritable(format!(
-                "{} shards are more than the format can count",
-                chunks.len()
-            ))
-        })?;
+        let count = u16::try_from(chunks.len())
+            .map_err(|_| unwritable(format!("{} shards are more than the format can count", chunks.len())))?;
         let mut shards = Vec::new();
         for (number, chunk) in chunks.into_iter().enumerate() {
-            let mut shard = GgufWriter {
-                alignment_bytes: self.alignment_bytes,
-                ..GgufWriter::new()
-            };
+            let mut shard = GgufWriter { alignment_bytes: self.alignment_bytes, ..GgufWriter::new() };
             if number == 0 {
                 shard.metadata = self.metadata.clone();
             } else if let Some(alignment) = self.metadata.get(ALIGNMENT_KEY) {
@@ -253,10 +198,7 @@ impl<'a> GgufWriter<'a> {
             shard.set("split.tensors.count", self.tensors.len() as i32);
             shard.set("split.count", count);
             shard.tensors = chunk.iter().map(Tensor::borrowed).collect();
-            shards.push((
-                format!("{stem}-{:05}-of-{count:05}.gguf", number + 1),
-                shard,
-            ));
+            shards.push((format!("{stem}-{:05}-of-{count:05}.gguf", number + 1), shard));
         }
         Ok(shards)
     }
@@ -279,30 +221,17 @@ fn unwritable(reason: String) -> GgufError {
 }
 
 fn data_bytes(name: &str, shape: &[u64], format: Format) -> Result<u64, GgufError> {
-    let (row_len, others) = shape
-        .split_first()
-        .ok_or_else(|| unwritable(format!("tensor {name:?} has no shape")))?;
-    let rows = others
-        .iter()
-        .try_fold(1u64, |product, &size| product.checked_mul(size));
+    let (row_len, others) = shape.split_first().ok_or_else(|| unwritable(format!("tensor {name:?} has no shape")))?;
+    let rows = others.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
     format
         .row_bytes(*row_len)
         .zip(rows)
         .and_then(|(row_bytes, rows)| row_bytes.checked_mul(rows))
         .filter(|&bytes| bytes <= 1 << 48)
-        .ok_or_else(|| {
-            unwritable(format!(
-                "tensor {name:?} cannot have the shape {shape:?} in {format}"
-            ))
-        })
+        .ok_or_else(|| unwritable(format!("tensor {name:?} cannot have the shape {shape:?} in {format}")))
 }
 
-fn write_with_holes(
-    file: File,
-    header: &[u8],
-    tensors: &[Tensor],
-    alignment_bytes: u64,
-) -> io::Result<()> {
+fn write_with_holes(file: File, header: &[u8], tensors: &[Tensor], alignment_bytes: u64) -> io::Result<()> {
     use std::io::{Seek, SeekFrom};
     let mut output = BufWriter::with_capacity(1 << 20, file);
     output.write_all(header)?;
@@ -319,11 +248,7 @@ fn write_with_holes(
     output.get_ref().set_len(start)
 }
 
-fn encode_header(
-    metadata: &Metadata,
-    tensors: &[Tensor],
-    alignment_bytes: u64,
-) -> Result<Vec<u8>, GgufError> {
+fn encode_header(metadata: &Metadata, tensors: &[Tensor], alignment_bytes: u64) -> Result<Vec<u8>, GgufError> {
     let mut out = Vec::new();
     out.extend_from_slice(b"GGUF");
     out.extend_from_slice(&3u32.to_le_bytes());
@@ -381,35 +306,17 @@ fn put_array(out: &mut Vec<u8>, array: &Array) {
     out.extend_from_slice(&(array.len() as u64).to_le_bytes());
     match array {
         Array::U8(items) => out.extend_from_slice(items),
-        Array::I8(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::U16(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::I16(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::U32(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::I32(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::F32(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::I8(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::U16(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::I16(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::U32(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::I32(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::F32(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
         Array::Bool(items) => items.iter().for_each(|&item| out.push(item.into())),
         Array::String(items) => items.iter().for_each(|item| put_string(out, item)),
         Array::Array(items) => items.iter().for_each(|item| put_array(out, item)),
-        Array::U64(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::I64(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
-        Array::F64(items) => items
-            .iter()
-            .for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::U64(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::I64(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
+        Array::F64(items) => items.iter().for_each(|item| out.extend_from_slice(&item.to_le_bytes())),
     }
 }

@@ -21,11 +21,7 @@ pub use stop::{StopMatcher, StopOutcome};
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SampleError {
     #[error("{name} is {value}, but must be {expected}")]
-    BadParameter {
-        name: &'static str,
-        value: String,
-        expected: &'static str,
-    },
+    BadParameter { name: &'static str, value: String, expected: &'static str },
     #[error("logit bias for token {token}, but the vocabulary has {vocab} tokens")]
     BiasOutOfRange { token: TokenId, vocab: usize },
     #[error("the model returned {found} logits for a vocabulary of {expected} tokens")]

@@ -55,94 +55,38 @@ impl Default for SamplingParams {
 impl SamplingParams {
     /// Always the best token.
     pub fn greedy() -> Self {
-        Self {
-            temperature: 0.0,
-            ..Self::default()
-        }
+        Self { temperature: 0.0, ..Self::default() }
     }
 
     /// True if tokens already generated change the logits.
     pub fn has_penalties(&self) -> bool {
-        self.repeat_last_n != 0
-            && (self.repeat_penalty != 1.0
-                || self.presence_penalty != 0.0
-                || self.frequency_penalty != 0.0)
+        self.repeat_last_n != 0 && (self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0)
     }
 
     /// Refuses values that mean nothing.
     pub fn validate(&self, vocab: usize) -> Result<(), SampleError> {
         let check = |name, value: f32, good: bool, expected| match good && value.is_finite() {
             true => Ok(()),
-            false => Err(SampleError::BadParameter {
-                name,
-                value: value.to_string(),
-                expected,
-            }),
+            false => Err(SampleError::BadParameter { name, value: value.to_string(), expected }),
         };
-        check(
-            "temperature",
-            self.temperature,
-            self.temperature >= 0.0,
-            "a number from 0 up",
-        )?;
-        check(
-            "top_p",
-            self.top_p,
-            self.top_p > 0.0 && self.top_p <= 1.0,
-            "above 0 and at most 1",
-        )?;
-        check(
-            "min_p",
-            self.min_p,
-            (0.0..=1.0).contains(&self.min_p),
-            "between 0 and 1",
-        )?;
-        check(
-            "typical_p",
-            self.typical_p,
-            self.typical_p > 0.0 && self.typical_p <= 1.0,
-            "above 0 and at most 1",
-        )?;
-        check(
-            "repeat_penalty",
-            self.repeat_penalty,
-            self.repeat_penalty > 0.0,
-            "a number above 0",
-        )?;
-        check(
-            "presence_penalty",
-            self.presence_penalty,
-            true,
-            "a finite number",
-        )?;
-        check(
-            "frequency_penalty",
-            self.frequency_penalty,
-            true,
-            "a finite number",
-        )?;
+        check("temperature", self.temperature, self.temperature >= 0.0, "a number from 0 up")?;
+        check("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
+        check("min_p", self.min_p, (0.0..=1.0).contains(&self.min_p), "between 0 and 1")?;
+        check("typical_p", self.typical_p, self.typical_p > 0.0 && self.typical_p <= 1.0, "above 0 and at most 1")?;
+        check("repeat_penalty", self.repeat_penalty, self.repeat_penalty > 0.0, "a number above 0")?;
+        check("presence_penalty", self.presence_penalty, true, "a finite number")?;
+        check("frequency_penalty", self.frequency_penalty, true, "a finite number")?;
         if self.repeat_last_n < -1 {
             let value = self.repeat_last_n.to_string();
-            return Err(SampleError::BadParameter {
-                name: "repeat_last_n",
-                value,
-                expected: "-1 (all) or a count",
-            });
+            return Err(SampleError::BadParameter { name: "repeat_last_n", value, expected: "-1 (all) or a count" });
         }
         for (token, bias) in &self.logit_bias {
             if token.index() >= vocab {
-                return Err(SampleError::BiasOutOfRange {
-                    token: *token,
-                    vocab,
-                });
+                return Err(SampleError::BiasOutOfRange { token: *token, vocab });
             }
             if bias.is_nan() || *bias == f32::INFINITY {
                 let value = bias.to_string();
-                return Err(SampleError::BadParameter {
-                    name: "logit_bias",
-                    value,
-                    expected: "finite, or -inf to exclude",
-                });
+                return Err(SampleError::BadParameter { name: "logit_bias", value, expected: "finite, or -inf to exclude" });
             }
         }
         Ok(())

@@ -46,23 +46,14 @@ impl Sampler {
     /// `vocab` is the number of logits every call will bring.
     pub fn new(params: SamplingParams, vocab: usize) -> Result<Self, SampleError> {
         params.validate(vocab)?;
-        let seed = params
-            .seed
-            .unwrap_or_else(|| RandomState::new().hash_one(0u64));
+        let seed = params.seed.unwrap_or_else(|| RandomState::new().hash_one(0u64));
         let draws = params.temperature > 0.0;
         let top = params.logprobs.map(|count| count.min(vocab));
         Ok(Self {
             penalties: Penalties::new(&params, vocab),
-            candidates: Vec::with_capacity(if draws {
-                select::room(params.top_k, vocab)
-            } else {
-                0
-            }),
+            candidates: Vec::with_capacity(if draws { select::room(params.top_k, vocab) } else { 0 }),
             own: Vec::with_capacity(top.map_or(0, |_| vocab)),
-            own_best: Vec::with_capacity(
-                top.filter(|top| *top > 0)
-                    .map_or(0, |top| select::room(top, vocab)),
-            ),
+            own_best: Vec::with_capacity(top.filter(|top| *top > 0).map_or(0, |top| select::room(top, vocab))),
             top: Vec::with_capacity(top.unwrap_or(0)),
             rng: ChaCha12Rng::seed_from_u64(seed),
             params,
@@ -84,21 +75,12 @@ impl Sampler {
     /// plus infinity are errors. The token is not counted before [`Self::accept`].
     pub fn sample(&mut self, logits: &mut [f32]) -> Result<Sampled, SampleError> {
         if logits.len() != self.vocab {
-            return Err(SampleError::WrongLength {
-                found: logits.len(),
-                expected: self.vocab,
-            });
+            return Err(SampleError::WrongLength { found: logits.len(), expected: self.vocab });
         }
         if let Some(index) = first_unusable(logits) {
-            return Err(SampleError::NotFinite {
-                token: TokenId(index as u32),
-                value: logits[index],
-            });
+            return Err(SampleError::NotFinite { token: TokenId(index as u32), value: logits[index] });
         }
-        let log_mass = self
-            .params
-            .logprobs
-            .map(|count| self.note_own(logits, count));
+        let log_mass = self.params.logprobs.map(|count| self.note_own(logits, count));
         for (token, bias) in &self.params.logit_bias {
             logits[token.index()] += bias;
         }
@@ -109,13 +91,8 @@ impl Sampler {
             true => (self.draw(logits)?, self.candidates.len()),
             false => (best_token(logits)?, 1),
         };
-        let logprob =
-            log_mass.map(|log_mass| (f64::from(self.own[token.index()]) - log_mass) as f32);
-        Ok(Sampled {
-            token,
-            logprob,
-            candidates,
-        })
+        let logprob = log_mass.map(|log_mass| (f64::from(self.own[token.index()]) - log_mass) as f32);
+        Ok(Sampled { token, logprob, candidates })
     }
 
     /// Counts a token of the generated text for the penalties.
@@ -143,21 +120,14 @@ impl Sampler {
         self.own.clear();
         self.own.extend_from_slice(logits);
         let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits
-            .iter()
-            .map(|logit| select::weight(*logit, best))
-            .sum();
+        let sum: f64 = logits.iter().map(|logit| select::weight(*logit, best)).sum();
         let log_mass = f64::from(best) + sum.ln();
         self.top.clear();
         if count > 0 {
             select::top_k(logits, count.min(self.vocab), &mut self.own_best);
             self.own_best.sort_unstable_by(select::order);
             let logprob = |candidate: &Candidate| (f64::from(candidate.logit) - log_mass) as f32;
-            self.top
-                .extend(self.own_best.iter().map(|best| TokenLogprob {
-                    token: best.token,
-                    logprob: logprob(best),
-                }));
+            self.top.extend(self.own_best.iter().map(|best| TokenLogprob { token: best.token, logprob: logprob(best) }));
         }
         log_mass
     }
@@ -168,13 +138,9 @@ impl Sampler {
         select::typical_p(candidates, params.typical_p);
         select::top_p(candidates, params.top_p);
         select::min_p(candidates, params.min_p);
-        let best = candidates
-            .iter()
-            .map(|candidate| candidate.logit)
-            .fold(f32::NEG_INFINITY, f32::max);
+        let best = candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max);
         let temperature = f64::from(params.temperature);
-        let weight =
-            |candidate: &Candidate| (f64::from(candidate.logit - best) / temperature).exp();
+        let weight = |candidate: &Candidate| (f64::from(candidate.logit - best) / temperature).exp();
         let total: f64 = candidates.iter().map(weight).sum();
         // 53 random bits: a number in [0, 1).
         let unit = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
@@ -186,12 +152,8 @@ impl Sampler {
             }
         }
         // Rounding can leave a little; it belongs to the last token that has any weight.
-        let last = candidates
-            .iter()
-            .rev()
-            .find(|candidate| weight(candidate) > 0.0);
-        last.map(|candidate| candidate.token)
-            .ok_or(SampleError::NothingLeft)
+        let last = candidates.iter().rev().find(|candidate| weight(candidate) > 0.0);
+        last.map(|candidate| candidate.token).ok_or(SampleError::NothingLeft)
     }
 }
 
@@ -207,7 +169,5 @@ fn best_token(logits: &[f32]) -> Result<TokenId, SampleError> {
 }
 
 fn first_unusable(logits: &[f32]) -> Option<usize> {
-    logits
-        .iter()
-        .position(|logit| logit.is_nan() || *logit == f32::INFINITY)
+    logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY)
 }

@@ -21,21 +21,14 @@ const INSERTION_LIMIT: usize = 128;
 
 /// How many candidates [`top_k`] needs room for.
 pub(super) fn room(k: usize, vocab: usize) -> usize {
-    if k == 0 || k > INSERTION_LIMIT {
-        vocab
-    } else {
-        k.min(vocab)
-    }
+    if k == 0 || k > INSERTION_LIMIT { vocab } else { k.min(vocab) }
 }
 
 /// Replaces `out` by the best `k` tokens with a logit above minus infinity, best first (all of them unsorted if `k` is
 /// 0 or reaches the vocabulary).
 pub(super) fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.clear();
-    let all = logits.iter().enumerate().map(|(index, logit)| Candidate {
-        logit: *logit,
-        token: TokenId(index as u32),
-    });
+    let all = logits.iter().enumerate().map(|(index, logit)| Candidate { logit: *logit, token: TokenId(index as u32) });
     if k == 0 || k > INSERTION_LIMIT {
         out.extend(all.filter(|candidate| candidate.logit > f32::NEG_INFINITY));
         if k > 0 && k < out.len() {
@@ -64,17 +57,8 @@ pub(super) fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
 
 /// The best logit and the sum of `exp(logit - best)`.
 pub(super) fn mass(candidates: &[Candidate]) -> (f32, f64) {
-    let best = candidates
-        .iter()
-        .map(|candidate| candidate.logit)
-        .fold(f32::NEG_INFINITY, f32::max);
-    (
-        best,
-        candidates
-            .iter()
-            .map(|candidate| weight(candidate.logit, best))
-            .sum(),
-    )
+    let best = candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max);
+    (best, candidates.iter().map(|candidate| weight(candidate.logit, best)).sum())
 }
 
 pub(super) fn weight(logit: f32, best: f32) -> f64 {
@@ -115,10 +99,7 @@ pub(super) fn min_p(candidates: &mut Vec<Candidate>, p: f32) {
     if p <= 0.0 {
         return;
     }
-    let best = candidates
-        .iter()
-        .map(|candidate| candidate.logit)
-        .fold(f32::NEG_INFINITY, f32::max);
+    let best = candidates.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max);
     let least = best + p.ln();
     candidates.retain(|candidate| candidate.logit >= least);
 }
@@ -131,10 +112,7 @@ pub(super) fn typical_p(candidates: &mut Vec<Candidate>, p: f32) {
     let (best, total) = mass(candidates);
     let log_total = total.ln();
     let surprise = |candidate: &Candidate| log_total - f64::from(candidate.logit - best);
-    let entropy: f64 = candidates
-        .iter()
-        .map(|candidate| weight(candidate.logit, best) / total * surprise(candidate))
-        .sum();
+    let entropy: f64 = candidates.iter().map(|candidate| weight(candidate.logit, best) / total * surprise(candidate)).sum();
     let distance = |candidate: &Candidate| (surprise(candidate) - entropy).abs();
     candidates.sort_unstable_by(|a, b| distance(a).total_cmp(&distance(b)).then(order(a, b)));
     let mut sum = 0.0;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::backend::{Backend, BackendError, PreparedId};
+use crate::gguf::GgufError;
 use crate::program::{BufferId, InputKind, OutputKind, Program, Row, RunParams, Slice, Stage, StateKind};
 
 #[derive(Debug, Error)]
@@ -13,9 +14,18 @@ pub enum ScheduleError {
     Backend(#[from] BackendError),
     #[error("a window of {rows} rows with {outputs} outputs fits none of the prepared programs")]
     NoProgram { rows: usize, outputs: usize },
+    #[error(transparent)]
+    Input(#[from] GgufError),
+    #[error("interrupted")]
+    Interrupted,
+    #[error("{found} stages were given; 1 to {MAX_STAGES} are possible")]
+    Stages { found: usize },
     #[error("a checkpoint of {found} bytes does not fit the state of {expected} bytes")]
     CheckpointSize { found: usize, expected: usize },
 }
+
+/// More cards than a PC has slots for.
+pub const MAX_STAGES: usize = 16;
 
 /// Buffers that the host fills and reads.
 #[derive(Debug, Clone, Copy)]
@@ -105,10 +115,18 @@ impl StageRunner {
     }
 }
 
-/// Inputs of a window that the host gathers: each closure fills `rows × width` floats.
-pub struct WindowInputs<'a> {
-    pub embedding: &'a mut dyn FnMut(&mut [f32]),
-    pub ngram: &'a mut dyn FnMut(&mut [f32]),
+/// Rows that go through the stages together.
+#[derive(Debug, Clone, Copy)]
+pub struct Window<'a> {
+    pub rows: &'a [Row],
+    /// Rows (indices into `rows`) whose logits are wanted.
+    pub outputs: &'a [u32],
+}
+
+/// What the host gathers for a window: each call fills `rows × width` floats. An error ends the run.
+pub trait WindowInputs {
+    fn embedding(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError>;
+    fn ngram(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError>;
 }
 
 /// What one step of a traced run wrote into one buffer.
@@ -130,65 +148,122 @@ pub type Watch<'a> = dyn FnMut(&TraceStep<'_>) + 'a;
 pub struct Pipeline {
     pub stages: Vec<StageRunner>,
     staging: Vec<f32>,
-    hand_off: Vec<f32>,
+    /// What each stage left for the next one.
+    hand_off: Vec<Vec<f32>>,
+    logits: Vec<f32>,
 }
 
 impl Pipeline {
-    pub fn new(stages: Vec<StageRunner>) -> Pipeline {
-        Pipeline { stages, staging: Vec::new(), hand_off: Vec::new() }
+    /// # Errors
+    /// No stage, or more than [`MAX_STAGES`].
+    pub fn new(stages: Vec<StageRunner>) -> Result<Pipeline, ScheduleError> {
+        if stages.is_empty() || stages.len() > MAX_STAGES {
+            return Err(ScheduleError::Stages { found: stages.len() });
+        }
+        let hand_off = stages.iter().map(|_| Vec::new()).collect();
+        Ok(Pipeline { stages, staging: Vec::new(), hand_off, logits: Vec::new() })
     }
 
-    /// The first program (in order of size) that takes the window. Programs are the same on every stage.
-    fn choose(&self, rows: usize, outputs: usize) -> Result<usize, ScheduleError> {
+    /// The smallest program that takes the window. Programs are the same on every stage.
+    fn choose(&self, window: &Window<'_>) -> Result<usize, ScheduleError> {
+        let (rows, outputs) = (window.rows.len(), window.outputs.len());
         let programs = &self.stages[0].stage.programs;
         let fits = |p: &&Program| rows <= p.shape.max_rows as usize && outputs <= p.shape.max_outputs as usize;
         let best = programs.iter().enumerate().filter(|(_, p)| fits(p)).min_by_key(|(_, p)| p.shape.max_rows);
         best.map(|(i, _)| i).ok_or(ScheduleError::NoProgram { rows, outputs })
     }
 
-    /// Runs a window. `logits` receives one row of the vocabulary for each wanted output. With a `watch` it runs step by
-    /// step, slowly, and shows what each wrote.
+    /// Runs windows one behind the other: while a stage works on a window, the stage before works on the next. `see` gets
+    /// the window's index and the rows of logits it wanted. With a `watch` the steps run one by one, slowly, and show what
+    /// each wrote.
     ///
     /// # Errors
-    /// Any device error. The state of the window's sequences is then unknown.
+    /// Any device error, or one of the inputs. The state of the windows' sequences is then unknown.
     pub fn run(
         &mut self,
-        rows: &[Row],
-        outputs: &[u32],
-        mut inputs: WindowInputs<'_>,
-        logits: &mut Vec<f32>,
+        windows: &[Window<'_>],
+        inputs: &mut dyn WindowInputs,
+        see: &mut dyn FnMut(usize, &mut [f32]),
         mut watch: Option<&mut Watch<'_>>,
     ) -> Result<(), ScheduleError> {
-        let program = self.choose(rows.len(), outputs.len())?;
-        let Pipeline { stages, staging, hand_off } = self;
-        for (index, runner) in stages.iter_mut().enumerate() {
-            let (prepared, ports) = runner.prepared[program];
-            if let Some(buffer) = ports.embedding {
-                runner.fill(program, buffer, rows.len(), staging, &mut inputs.embedding)?;
-            }
-            if let Some(buffer) = ports.ngram {
-                runner.fill(program, buffer, rows.len(), staging, &mut inputs.ngram)?;
-            }
-            if let Some(buffer) = ports.hand_off_in {
-                runner.fill(program, buffer, rows.len(), staging, &mut |to: &mut [f32]| to.copy_from_slice(hand_off))?;
-            }
-            match watch.as_deref_mut() {
-                Some(watch) => runner.trace(index, program, &RunParams { rows, outputs }, watch)?,
-                None => {
-                    let ticket = runner.backend.run(prepared, &RunParams { rows, outputs })?;
-                    runner.backend.wait(ticket)?;
+        windows.iter().try_for_each(|w| self.choose(w).map(drop))?;
+        let depth = self.stages.len();
+        for beat in 0..windows.len() + depth - 1 {
+            // The stages that have a window in this beat, the last one first: it must take the hand-off before it changes.
+            let busy = || (0..depth).rev().filter_map(|s| Some((s, beat.checked_sub(s)?))).filter(|(_, w)| *w < windows.len());
+            let mut tickets = [const { None }; MAX_STAGES];
+            for (stage, w) in busy() {
+                let program = self.choose(&windows[w])?;
+                self.fill_inputs(stage, program, w, &windows[w], inputs)?;
+                let params = RunParams { rows: windows[w].rows, outputs: windows[w].outputs };
+                let runner = &mut self.stages[stage];
+                match watch.as_deref_mut() {
+                    Some(watch) => runner.trace(stage, program, &params, watch)?,
+                    None => tickets[stage] = Some(runner.backend.run(runner.prepared[program].0, &params)?),
                 }
             }
-            if let Some(buffer) = ports.hand_off_out {
-                let slice = runner.slice(program, buffer, rows.len());
-                hand_off.resize(slice.len_bytes as usize / 4, 0.0);
-                runner.backend.download(slice, bytemuck::cast_slice_mut(hand_off))?;
+            for (stage, w) in busy() {
+                if let Some(ticket) = tickets[stage].take() {
+                    self.stages[stage].backend.wait(ticket)?;
+                }
+                let program = self.choose(&windows[w])?;
+                self.read_outputs(stage, program, w, &windows[w], see)?;
             }
-            if let Some(buffer) = ports.logits {
-                let slice = runner.slice(program, buffer, outputs.len());
-                logits.resize(slice.len_bytes as usize / 4, 0.0);
-                runner.backend.download(slice, bytemuck::cast_slice_mut(logits))?;
-            }
+        }
+        Ok(())
+    }
+
+    fn fill_inputs(
+        &mut self,
+        stage: usize,
+        program: usize,
+        index: usize,
+        window: &Window<'_>,
+        inputs: &mut dyn WindowInputs,
+    ) -> Result<(), ScheduleError> {
+        let Pipeline { stages, staging, hand_off, .. } = self;
+        let runner = &mut stages[stage];
+        let (_, ports) = runner.prepared[program];
+        let rows = window.rows.len();
+        let mut outcome = Ok(());
+        if let Some(buffer) = ports.embedding {
+            runner.fill(program, buffer, rows, staging, &mut |to| outcome = inputs.embedding(index, to))?;
+        }
+        std::mem::replace(&mut outcome, Ok(()))?;
+        if let Some(buffer) = ports.ngram {
+            runner.fill(program, buffer, rows, staging, &mut |to| outcome = inputs.ngram(index, to))?;
+        }
+        outcome?;
+        if let Some(buffer) = ports.hand_off_in {
+            let from = &hand_off[stage - 1];
+            runner.fill(program, buffer, rows, staging, &mut |to| to.copy_from_slice(&from[..to.len()]))?;
+        }
+        Ok(())
+    }
+
+    fn read_outputs(
+        &mut self,
+        stage: usize,
+        program: usize,
+        index: usize,
+        window: &Window<'_>,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), ScheduleError> {
+        let runner = &mut self.stages[stage];
+        let (_, ports) = runner.prepared[program];
+        if let Some(buffer) = ports.hand_off_out {
+            let slice = runner.slice(program, buffer, window.rows.len());
+            let to = &mut self.hand_off[stage];
+            to.resize(slice.len_bytes as usize / 4, 0.0);
+            runner.backend.download(slice, bytemuck::cast_slice_mut(to))?;
+        }
+        if let Some(buffer) = ports.logits
+            && !window.outputs.is_empty()
+        {
+            let slice = runner.slice(program, buffer, window.outputs.len());
+            self.logits.resize(slice.len_bytes as usize / 4, 0.0);
+            runner.backend.download(slice, bytemuck::cast_slice_mut(&mut self.logits))?;
+            see(index, &mut self.logits);
         }
         Ok(())
     }

@@ -21,67 +21,31 @@ pub(super) struct ByteLevelBpe {
     has_byte: [bool; 256],
 }
 
-fn library(
-    context: &'static str,
-) -> impl Fn(Box<dyn std::error::Error + Send + Sync>) -> TokenizerError {
-    move |error| TokenizerError::Library {
-        context,
-        detail: error.to_string(),
-    }
+fn library(context: &'static str) -> impl Fn(Box<dyn std::error::Error + Send + Sync>) -> TokenizerError {
+    move |error| TokenizerError::Library { context, detail: error.to_string() }
 }
 
 impl ByteLevelBpe {
-    pub(super) fn new(
-        spec: &TokenizerSpec,
-        pre: &PreTokenizer,
-        structural: &[bool],
-    ) -> Result<Self, TokenizerError> {
+    pub(super) fn new(spec: &TokenizerSpec, pre: &PreTokenizer, structural: &[bool]) -> Result<Self, TokenizerError> {
         // Special tokens are left out: no sequence of merges may ever produce one.
-        let ordinary = spec
-            .tokens
-            .iter()
-            .enumerate()
-            .filter(|(id, text)| !structural[*id] && !text.is_empty());
-        let vocab: BpeVocab = ordinary
-            .map(|(id, text)| (text.clone(), id as u32))
-            .collect();
-        let special: HashSet<&str> = spec
-            .tokens
-            .iter()
-            .enumerate()
-            .filter(|(id, _)| structural[*id])
-            .map(|(_, text)| text.as_str())
-            .collect();
+        let ordinary = spec.tokens.iter().enumerate().filter(|(id, text)| !structural[*id] && !text.is_empty());
+        let vocab: BpeVocab = ordinary.map(|(id, text)| (text.clone(), id as u32)).collect();
+        let special: HashSet<&str> =
+            spec.tokens.iter().enumerate().filter(|(id, _)| structural[*id]).map(|(_, text)| text.as_str()).collect();
         let merges = checked_merges(spec, &vocab, &special)?;
 
         let char_of_byte = char_of_byte();
-        let has_byte = std::array::from_fn(|byte| {
-            vocab.contains_key(char_of_byte[byte].encode_utf8(&mut [0; 4]) as &str)
-        });
+        let has_byte = std::array::from_fn(|byte| vocab.contains_key(char_of_byte[byte].encode_utf8(&mut [0; 4]) as &str));
         let model = BpeBuilder::new()
             .vocab_and_merges(vocab, merges)
             .ignore_merges(pre.ignore_merges)
             .build()
             .map_err(library("the merges cannot be used"))?;
-        let patterns = pre
-            .patterns
-            .iter()
-            .map(|pattern| SysRegex::new(pattern).map_err(library("pre-tokenizer pattern")));
-        Ok(Self {
-            model,
-            patterns: patterns.collect::<Result<_, _>>()?,
-            nfc: pre.nfc,
-            char_of_byte,
-            has_byte,
-        })
+        let patterns = pre.patterns.iter().map(|pattern| SysRegex::new(pattern).map_err(library("pre-tokenizer pattern")));
+        Ok(Self { model, patterns: patterns.collect::<Result<_, _>>()?, nfc: pre.nfc, char_of_byte, has_byte })
     }
 
-    pub(super) fn encode(
-        &self,
-        text: &str,
-        unk: Option<TokenId>,
-        out: &mut Vec<TokenId>,
-    ) -> Result<(), TokenizerError> {
+    pub(super) fn encode(&self, text: &str, unk: Option<TokenId>, out: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
         if !self.nfc || text.is_ascii() {
             return self.encode_normalized(text, unk, out);
         }
@@ -90,12 +54,7 @@ impl ByteLevelBpe {
         self.encode_normalized(normalized.get(), unk, out)
     }
 
-    fn encode_normalized(
-        &self,
-        text: &str,
-        unk: Option<TokenId>,
-        out: &mut Vec<TokenId>,
-    ) -> Result<(), TokenizerError> {
+    fn encode_normalized(&self, text: &str, unk: Option<TokenId>, out: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
         let mut pieces = vec![(0, text.len())];
         for pattern in &self.patterns {
             let mut finer = Vec::with_capacity(pieces.len() * 2 + text.len() / 4);
@@ -114,10 +73,7 @@ impl ByteLevelBpe {
             }
             mapped.clear();
             mapped.extend(bytes.iter().map(|byte| self.char_of_byte[*byte as usize]));
-            let tokens = self
-                .model
-                .tokenize(&mapped)
-                .map_err(library("a text cannot be encoded"))?;
+            let tokens = self.model.tokenize(&mapped).map_err(library("a text cannot be encoded"))?;
             out.extend(tokens.iter().map(|token| TokenId(token.id)));
         }
         Ok(())
@@ -152,29 +108,17 @@ fn checked_merges(
     let mut merges = Vec::with_capacity(spec.merges.len());
     let mut joined = String::new();
     for (rank, merge) in spec.merges.iter().enumerate() {
-        let bad = || TokenizerError::BadMerge {
-            rank,
-            merge: merge.chars().take(100).collect(),
-        };
+        let bad = || TokenizerError::BadMerge { rank, merge: merge.chars().take(100).collect() };
         // A token may begin with a blank, so the first possible separator is the second character.
         let first = merge.chars().next().map_or(0, char::len_utf8);
-        let at = merge[first..]
-            .find(' ')
-            .map(|at| at + first)
-            .ok_or_else(bad)?;
+        let at = merge[first..].find(' ').map(|at| at + first).ok_or_else(bad)?;
         let (left, right) = (&merge[..at], &merge[at + 1..]);
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        if [left, right, &joined]
-            .iter()
-            .all(|part| vocab.contains_key(*part))
-        {
+        if [left, right, &joined].iter().all(|part| vocab.contains_key(*part)) {
             merges.push((left.to_owned(), right.to_owned()));
-        } else if ![left, right, &joined]
-            .iter()
-            .any(|part| special.contains(part))
-        {
+        } else if ![left, right, &joined].iter().any(|part| special.contains(part)) {
             return Err(bad());
         }
     }

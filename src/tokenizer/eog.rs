@@ -29,14 +29,9 @@ const EOG_IF_CONTROL: &[&str] = &["</s>", "<eos>"];
 
 /// Ids that end a generation, ascending: those the file names and those known by their text.
 pub(super) fn find(spec: &TokenizerSpec) -> Vec<TokenId> {
-    let mut ids: Vec<TokenId> = [spec.eos_id, spec.eot_id, spec.eom_id]
-        .into_iter()
-        .flatten()
-        .map(TokenId)
-        .collect();
+    let mut ids: Vec<TokenId> = [spec.eos_id, spec.eot_id, spec.eom_id].into_iter().flatten().map(TokenId).collect();
     let known = |id: usize, text: &str| {
-        EOG_TEXTS.contains(&text)
-            || (EOG_IF_CONTROL.contains(&text) && spec.token_type(id) == TokenType::Control)
+        EOG_TEXTS.contains(&text) || (EOG_IF_CONTROL.contains(&text) && spec.token_type(id) == TokenType::Control)
     };
     for (id, text) in spec.tokens.iter().enumerate() {
         if known(id, text) {
@@ -48,11 +43,7 @@ pub(super) fn find(spec: &TokenizerSpec) -> Vec<TokenId> {
     // The harmony format ends a message with <|end|> and goes on with the next channel; <|return|> ends the turn.
     let has = |text: &str| spec.tokens.iter().any(|token| token == text);
     if has("<|return|>") && has("<|call|>") {
-        ids.retain(|id| {
-            spec.tokens
-                .get(id.index())
-                .is_none_or(|text| text != "<|end|>")
-        });
+        ids.retain(|id| spec.tokens.get(id.index()).is_none_or(|text| text != "<|end|>"));
     }
     ids
 }

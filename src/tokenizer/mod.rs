@@ -29,9 +29,7 @@ use crate::units::TokenId;
 pub use pretokenizer::known_pre_tokenizers;
 pub use spec::{TokenType, TokenizerSpec};
 pub use stream::{ShowSpecial, StreamStart, TokenStream, Utf8Assembler};
-pub use template::{
-    ChatRequest, ChatTemplate, RenderedChat, Segment, TemplateError, TemplateSource,
-};
+pub use template::{ChatRequest, ChatTemplate, RenderedChat, Segment, TemplateError, TemplateSource};
 pub use thinking::{Part, ThinkSplitter};
 
 use bpe::ByteLevelBpe;
@@ -44,9 +42,7 @@ use vocab::Vocab;
 pub enum TokenizerError {
     #[error(transparent)]
     Metadata(#[from] MetadataError),
-    #[error(
-        "tokenizer model '{model}' is not supported (supported: gpt2 = byte-level BPE, llama and gemma = SentencePiece BPE)"
-    )]
+    #[error("tokenizer model '{model}' is not supported (supported: gpt2 = byte-level BPE, llama and gemma = SentencePiece BPE)")]
     UnknownModel { model: String },
     #[error("pre-tokenizer '{pre}' is not known; known are: {known}")]
     UnknownPreTokenizer { pre: String, known: String },
@@ -55,32 +51,19 @@ pub enum TokenizerError {
     #[error("the vocabulary has {count} tokens, more than the {limit} this program accepts")]
     TooManyTokens { count: usize, limit: usize },
     #[error("'{what}' has {found} entries for {tokens} tokens")]
-    LengthMismatch {
-        what: &'static str,
-        found: usize,
-        tokens: usize,
-    },
+    LengthMismatch { what: &'static str, found: usize, tokens: usize },
     #[error("{what} token id {id} is outside the vocabulary of {tokens} tokens")]
-    IdOutOfRange {
-        what: &'static str,
-        id: u32,
-        tokens: usize,
-    },
+    IdOutOfRange { what: &'static str, id: u32, tokens: usize },
     #[error("merge {rank} '{merge}' is not two tokens of the vocabulary that join to a third")]
     BadMerge { rank: usize, merge: String },
     #[error("score of token {id} is not a number")]
     BadScore { id: usize },
-    #[error(
-        "the vocabulary has no token for byte 0x{byte:02X} and no unknown token, so this text cannot be encoded"
-    )]
+    #[error("the vocabulary has no token for byte 0x{byte:02X} and no unknown token, so this text cannot be encoded")]
     NoTokenForByte { byte: u8 },
     #[error("token id {id} is outside the vocabulary of {tokens} tokens")]
     UnknownToken { id: u32, tokens: usize },
     #[error("{context}: {detail}")]
-    Library {
-        context: &'static str,
-        detail: String,
-    },
+    Library { context: &'static str, detail: String },
 }
 
 /// Whether text that looks like a special token becomes one.
@@ -132,18 +115,14 @@ impl Tokenizer {
         spec.validate(MAX_TOKENS)?;
         let kind = spec.kind()?;
         let eog = eog::find(&spec);
-        let structural_ids: Vec<bool> = (0..spec.tokens.len())
-            .map(|id| is_structural(&spec, &kind, id, &eog))
-            .collect();
+        let structural_ids: Vec<bool> = (0..spec.tokens.len()).map(|id| is_structural(&spec, &kind, id, &eog)).collect();
         let vocab = Vocab::new(&spec, &kind, &structural_ids)?;
         let matched = |want_structural: bool| {
             let ids = (0..spec.tokens.len() as u32).filter(|id| {
                 let structural = structural_ids[*id as usize];
-                structural == want_structural
-                    && (structural || spec.token_type(*id as usize) == TokenType::UserDefined)
+                structural == want_structural && (structural || spec.token_type(*id as usize) == TokenType::UserDefined)
             });
-            ids.map(|id| (vocab.bytes_of(id).to_vec(), TokenId(id)))
-                .collect::<Vec<_>>()
+            ids.map(|id| (vocab.bytes_of(id).to_vec(), TokenId(id))).collect::<Vec<_>>()
         };
         let (structural, always) = (matched(true), matched(false));
         let all = structural.iter().chain(&always).cloned().collect();
@@ -154,10 +133,7 @@ impl Tokenizer {
                 let model = ByteLevelBpe::new(&spec, pre, &structural_ids)?;
                 (Model::Bpe(Box::new(model)), pre.add_bos)
             }
-            spec::Kind::Spm { space_prefix } => (
-                Model::Spm(Box::new(SpmModel::new(&spec, space_prefix)?)),
-                true,
-            ),
+            spec::Kind::Spm { space_prefix } => (Model::Spm(Box::new(SpmModel::new(&spec, space_prefix)?)), true),
         };
         Ok(Self {
             vocab,
@@ -196,15 +172,10 @@ impl Tokenizer {
                     out.push(*id);
                     after_special = true;
                 }
-                Segment::Text(text) => {
-                    self.encode_into(text, Special::AsText, &mut after_special, &mut out)?
-                }
+                Segment::Text(text) => self.encode_into(text, Special::AsText, &mut after_special, &mut out)?,
             }
         }
-        if let Some(bos) = self
-            .bos
-            .filter(|bos| self.add_bos && out.first() != Some(bos))
-        {
+        if let Some(bos) = self.bos.filter(|bos| self.add_bos && out.first() != Some(bos)) {
             out.insert(0, bos);
         }
         Ok(out)
@@ -212,16 +183,10 @@ impl Tokenizer {
 
     /// Adds the begin- and end-of-text tokens the file asks for, unless they are there already.
     pub fn add_bos_eos(&self, ids: &mut Vec<TokenId>) {
-        if let Some(bos) = self
-            .bos
-            .filter(|bos| self.add_bos && ids.first() != Some(bos))
-        {
+        if let Some(bos) = self.bos.filter(|bos| self.add_bos && ids.first() != Some(bos)) {
             ids.insert(0, bos);
         }
-        if let Some(eos) = self
-            .eos
-            .filter(|eos| self.add_eos && ids.last() != Some(eos))
-        {
+        if let Some(eos) = self.eos.filter(|eos| self.add_eos && ids.last() != Some(eos)) {
             ids.push(eos);
         }
     }
@@ -251,12 +216,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    fn encode_plain(
-        &self,
-        text: &str,
-        after_special: bool,
-        out: &mut Vec<TokenId>,
-    ) -> Result<(), TokenizerError> {
+    fn encode_plain(&self, text: &str, after_special: bool, out: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
         match (&self.model, text.is_empty()) {
             (_, true) => Ok(()),
             (Model::Bpe(model), _) => model.encode(text, self.unk, out),

@@ -78,9 +78,7 @@ impl TokenizerSpec {
     pub fn from_metadata(metadata: &Metadata) -> Result<Self, MetadataError> {
         let text = |key: &str| Ok(metadata.opt_str(key)?.map(str::to_owned));
         let texts = |strings: &crate::gguf::Strings| strings.iter().map(str::to_owned).collect();
-        let types = metadata
-            .opt_i32s("tokenizer.ggml.token_type")?
-            .unwrap_or_default();
+        let types = metadata.opt_i32s("tokenizer.ggml.token_type")?.unwrap_or_default();
         let named = |(key, _): (&str, _)| key.strip_prefix(NAMED_TEMPLATE).map(str::to_owned);
         let names: Vec<String> = metadata.iter().filter_map(named).collect();
         let mut named_templates = Vec::with_capacity(names.len());
@@ -94,10 +92,7 @@ impl TokenizerSpec {
             tokens: texts(metadata.strings("tokenizer.ggml.tokens")?),
             token_types: types.into_iter().map(TokenType::from_gguf).collect(),
             scores: metadata.opt_f32s("tokenizer.ggml.scores")?,
-            merges: metadata
-                .opt_strings("tokenizer.ggml.merges")?
-                .map(texts)
-                .unwrap_or_default(),
+            merges: metadata.opt_strings("tokenizer.ggml.merges")?.map(texts).unwrap_or_default(),
             bos_id: metadata.opt_u32("tokenizer.ggml.bos_token_id")?,
             eos_id: metadata.opt_u32("tokenizer.ggml.eos_token_id")?,
             eot_id: metadata.opt_u32("tokenizer.ggml.eot_token_id")?,
@@ -116,23 +111,14 @@ impl TokenizerSpec {
         match self.model.as_str() {
             "gpt2" => Ok(Kind::Bpe),
             // Gemma files say `llama` and switch the prefix off by its own key; some early ones say `gemma`.
-            "llama" => Ok(Kind::Spm {
-                space_prefix: self.add_space_prefix.unwrap_or(true),
-            }),
-            "gemma" => Ok(Kind::Spm {
-                space_prefix: self.add_space_prefix.unwrap_or(false),
-            }),
-            _ => Err(TokenizerError::UnknownModel {
-                model: self.model.clone(),
-            }),
+            "llama" => Ok(Kind::Spm { space_prefix: self.add_space_prefix.unwrap_or(true) }),
+            "gemma" => Ok(Kind::Spm { space_prefix: self.add_space_prefix.unwrap_or(false) }),
+            _ => Err(TokenizerError::UnknownModel { model: self.model.clone() }),
         }
     }
 
     pub(super) fn token_type(&self, id: usize) -> TokenType {
-        self.token_types
-            .get(id)
-            .copied()
-            .unwrap_or(TokenType::Normal)
+        self.token_types.get(id).copied().unwrap_or(TokenType::Normal)
     }
 
     pub(super) fn validate(&self, max_tokens: usize) -> Result<(), TokenizerError> {
@@ -141,24 +127,13 @@ impl TokenizerSpec {
             return Err(TokenizerError::EmptyVocabulary);
         }
         if tokens > max_tokens {
-            return Err(TokenizerError::TooManyTokens {
-                count: tokens,
-                limit: max_tokens,
-            });
+            return Err(TokenizerError::TooManyTokens { count: tokens, limit: max_tokens });
         }
         if !self.token_types.is_empty() && self.token_types.len() != tokens {
-            return Err(TokenizerError::LengthMismatch {
-                what: "token_type",
-                found: self.token_types.len(),
-                tokens,
-            });
+            return Err(TokenizerError::LengthMismatch { what: "token_type", found: self.token_types.len(), tokens });
         }
         if let Some(scores) = self.scores.as_ref().filter(|scores| scores.len() != tokens) {
-            return Err(TokenizerError::LengthMismatch {
-                what: "scores",
-                found: scores.len(),
-                tokens,
-            });
+            return Err(TokenizerError::LengthMismatch { what: "scores", found: scores.len(), tokens });
         }
         let ids = [
             ("begin-of-text", self.bos_id),

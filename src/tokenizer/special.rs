@@ -5,14 +5,7 @@ use crate::units::TokenId;
 use super::spec::{Kind, TokenType, TokenizerSpec};
 
 /// Turn markers that some vocabularies list as ordinary user-defined pieces.
-const TURN_MARKERS: &[&str] = &[
-    "<start_of_turn>",
-    "<end_of_turn>",
-    "<start_of_image>",
-    "<end_of_image>",
-    "<think>",
-    "</think>",
-];
+const TURN_MARKERS: &[&str] = &["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>", "<think>", "</think>"];
 
 /// Whether a token steers the model, so that text typed by a user must never produce it.
 ///
@@ -25,15 +18,7 @@ pub(super) fn is_structural(spec: &TokenizerSpec, kind: &Kind, id: usize, eog: &
         return false;
     }
     let id = id as u32;
-    let named = [
-        spec.bos_id,
-        spec.eos_id,
-        spec.eot_id,
-        spec.eom_id,
-        spec.pad_id,
-        spec.unk_id,
-    ]
-    .contains(&Some(id));
+    let named = [spec.bos_id, spec.eos_id, spec.eot_id, spec.eom_id, spec.pad_id, spec.unk_id].contains(&Some(id));
     if named || eog.binary_search(&TokenId(id)).is_ok() {
         return true;
     }
@@ -41,8 +26,7 @@ pub(super) fn is_structural(spec: &TokenizerSpec, kind: &Kind, id: usize, eog: &
         TokenType::Control | TokenType::Unknown => true,
         TokenType::UserDefined => {
             let blank = text.chars().all(|c| c.is_whitespace() || c == '\u{2581}');
-            let bars = (text.starts_with("<|") && text.ends_with("|>"))
-                || (text.starts_with("<｜") && text.ends_with("｜>"));
+            let bars = (text.starts_with("<|") && text.ends_with("|>")) || (text.starts_with("<｜") && text.ends_with("｜>"));
             match kind {
                 Kind::Bpe => !blank,
                 Kind::Spm { .. } => bars || TURN_MARKERS.contains(&text),
@@ -93,25 +77,18 @@ impl SpecialMatcher {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenId)> {
-        self.entries
-            .iter()
-            .filter_map(|(text, id)| Some((std::str::from_utf8(text).ok()?, *id)))
+        self.entries.iter().filter_map(|(text, id)| Some((std::str::from_utf8(text).ok()?, *id)))
     }
 
     fn lookup(&self, text: &[u8]) -> Option<TokenId> {
-        let index = self
-            .entries
-            .binary_search_by(|(entry, _)| entry.as_slice().cmp(text))
-            .ok()?;
+        let index = self.entries.binary_search_by(|(entry, _)| entry.as_slice().cmp(text)).ok()?;
         Some(self.entries[index].1)
     }
 
     /// The longest token at the beginning of `bytes`.
     fn at_start(&self, bytes: &[u8]) -> Option<(usize, TokenId)> {
         let lengths = self.lengths.get(*bytes.first()? as usize)?;
-        lengths
-            .iter()
-            .find_map(|length| Some((*length, self.lookup(bytes.get(..*length)?)?)))
+        lengths.iter().find_map(|length| Some((*length, self.lookup(bytes.get(..*length)?)?)))
     }
 
     pub(super) fn find_iter<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Found> + 'a {
@@ -120,11 +97,7 @@ impl SpecialMatcher {
         std::iter::from_fn(move || {
             while at < bytes.len() {
                 if let Some((length, id)) = self.at_start(&bytes[at..]) {
-                    let found = Found {
-                        start: at,
-                        end: at + length,
-                        id,
-                    };
+                    let found = Found { start: at, end: at + length, id };
                     at = found.end;
                     return Some(found);
                 }
@@ -142,18 +115,8 @@ mod tests {
     #[test]
     fn leftmost_then_longest() {
         let entry = |text: &str, id| (text.as_bytes().to_vec(), TokenId(id));
-        let matcher = SpecialMatcher::new(vec![
-            entry("<a>", 1),
-            entry("<a><b>", 2),
-            entry("<b>", 3),
-            entry("", 4),
-        ]);
-        let ids = |text| {
-            matcher
-                .find_iter(text)
-                .map(|found| found.id.0)
-                .collect::<Vec<_>>()
-        };
+        let matcher = SpecialMatcher::new(vec![entry("<a>", 1), entry("<a><b>", 2), entry("<b>", 3), entry("", 4)]);
+        let ids = |text| matcher.find_iter(text).map(|found| found.id.0).collect::<Vec<_>>();
         assert_eq!(ids("<a><b>"), [2]);
         assert_eq!(ids("<a> <b><a>"), [1, 3, 1]);
         assert_eq!(ids("<a"), Vec::<u32>::new());

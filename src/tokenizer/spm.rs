@@ -36,9 +36,7 @@ struct Pair {
 
 impl Ord for Pair {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.score
-            .total_cmp(&other.score)
-            .then(other.left.cmp(&self.left))
+        self.score.total_cmp(&other.score).then(other.left.cmp(&self.left))
     }
 }
 
@@ -75,18 +73,12 @@ impl SpmModel {
                 TokenType::Control | TokenType::Unknown | TokenType::UserDefined => {}
                 TokenType::Normal | TokenType::Unused => {
                     if !text.is_empty() {
-                        pieces
-                            .entry(text.as_str().into())
-                            .or_insert((id as u32, score));
+                        pieces.entry(text.as_str().into()).or_insert((id as u32, score));
                     }
                 }
             }
         }
-        Ok(Self {
-            pieces,
-            byte_ids,
-            space_prefix,
-        })
+        Ok(Self { pieces, byte_ids, space_prefix })
     }
 
     pub(super) fn space_prefix(&self) -> bool {
@@ -118,22 +110,12 @@ impl SpmModel {
         Ok(())
     }
 
-    fn join(
-        &self,
-        text: &str,
-        unk: Option<TokenId>,
-        out: &mut Vec<TokenId>,
-    ) -> Result<(), TokenizerError> {
+    fn join(&self, text: &str, unk: Option<TokenId>, out: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
         for (index, (start, c)) in text.char_indices().enumerate() {
             let index = index as u32;
             let prev = if index == 0 { NONE } else { index - 1 };
-            symbols.push(Symbol {
-                start: start as u32,
-                len: c.len_utf8() as u32,
-                prev,
-                next: index + 1,
-            });
+            symbols.push(Symbol { start: start as u32, len: c.len_utf8() as u32, prev, next: index + 1 });
         }
         if let Some(last) = symbols.last_mut() {
             last.next = NONE;
@@ -161,41 +143,20 @@ impl SpmModel {
             }
         }
         for symbol in symbols.iter().filter(|symbol| symbol.len > 0) {
-            self.emit(
-                &text[symbol.start as usize..(symbol.start + symbol.len) as usize],
-                unk,
-                out,
-            )?;
+            self.emit(&text[symbol.start as usize..(symbol.start + symbol.len) as usize], unk, out)?;
         }
         Ok(())
     }
 
-    fn propose(
-        &self,
-        text: &str,
-        symbols: &[Symbol],
-        left: u32,
-        right: u32,
-        queue: &mut BinaryHeap<Pair>,
-    ) {
+    fn propose(&self, text: &str, symbols: &[Symbol], left: u32, right: u32, queue: &mut BinaryHeap<Pair>) {
         let (a, b) = (&symbols[left as usize], &symbols[right as usize]);
         let joined = &text[a.start as usize..(b.start + b.len) as usize];
         if let Some((_, score)) = self.pieces.get(joined) {
-            queue.push(Pair {
-                score: *score,
-                left,
-                right,
-                len: a.len + b.len,
-            });
+            queue.push(Pair { score: *score, left, right, len: a.len + b.len });
         }
     }
 
-    fn emit(
-        &self,
-        piece: &str,
-        unk: Option<TokenId>,
-        out: &mut Vec<TokenId>,
-    ) -> Result<(), TokenizerError> {
+    fn emit(&self, piece: &str, unk: Option<TokenId>, out: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
         if let Some((id, _)) = self.pieces.get(piece) {
             out.push(TokenId(*id));
             return Ok(());

@@ -93,12 +93,7 @@ pub struct TokenStream<'a> {
 impl<'a> TokenStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, start: StreamStart, show: ShowSpecial) -> Self {
         let drop_blank = start == StreamStart::Text && tokenizer.space_prefix();
-        Self {
-            tokenizer,
-            utf8: Utf8Assembler::default(),
-            show,
-            drop_blank,
-        }
+        Self { tokenizer, utf8: Utf8Assembler::default(), show, drop_blank }
     }
 
     /// For the answer to a prompt: continues the text if the prompt ends in text, begins one after a special token.
@@ -120,17 +115,12 @@ impl<'a> TokenStream<'a> {
     /// Like [`Self::push`], appending to a buffer that can be reused.
     pub fn push_into(&mut self, id: TokenId, out: &mut String) -> Result<(), TokenizerError> {
         let tokens = self.tokenizer.vocab_len();
-        let mut bytes = self
-            .tokenizer
-            .token_bytes(id)
-            .ok_or(TokenizerError::UnknownToken { id: id.0, tokens })?;
+        let mut bytes = self.tokenizer.token_bytes(id).ok_or(TokenizerError::UnknownToken { id: id.0, tokens })?;
         if self.tokenizer.vocab().is_matched_whole(id) {
             let hidden = match self.show {
                 ShowSpecial::Yes => false,
                 ShowSpecial::No => self.tokenizer.is_special(id),
-                ShowSpecial::ExceptEog => {
-                    self.tokenizer.is_eog(id) || Some(id) == self.tokenizer.bos()
-                }
+                ShowSpecial::ExceptEog => self.tokenizer.is_eog(id) || Some(id) == self.tokenizer.bos(),
             };
             if !hidden {
                 self.utf8.push_into(bytes, out);

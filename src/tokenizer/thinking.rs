@@ -35,18 +35,8 @@ impl ThinkSplitter {
     }
 
     pub fn with_tags(open: &str, close: &str, inside: bool) -> Self {
-        let state = if inside {
-            State::Reasoning
-        } else {
-            State::Undecided
-        };
-        Self {
-            open: open.to_owned(),
-            close: close.to_owned(),
-            state,
-            held: String::new(),
-            reasoning_begun: false,
-        }
+        let state = if inside { State::Reasoning } else { State::Undecided };
+        Self { open: open.to_owned(), close: close.to_owned(), state, held: String::new(), reasoning_begun: false }
     }
 
     /// Looks at the end of the rendered prompt to see whether it opened the reasoning.
@@ -72,11 +62,7 @@ impl ThinkSplitter {
         let rest = std::mem::take(&mut self.held);
         match self.state {
             State::Reasoning => {
-                let text = if self.reasoning_begun {
-                    rest.trim_end()
-                } else {
-                    rest.trim()
-                };
+                let text = if self.reasoning_begun { rest.trim_end() } else { rest.trim() };
                 part(Part::Reasoning, text).into_iter().collect()
             }
             State::Between => Vec::new(),
@@ -147,10 +133,7 @@ fn part(make: fn(String) -> Part, text: &str) -> Option<Part> {
 
 /// Length of the longest end of `text` that is a proper beginning of `tag`.
 fn partial_suffix(text: &str, tag: &str) -> usize {
-    (1..tag.len())
-        .rev()
-        .find(|len| tag.is_char_boundary(*len) && text.ends_with(&tag[..*len]))
-        .unwrap_or(0)
+    (1..tag.len()).rev().find(|len| tag.is_char_boundary(*len) && text.ends_with(&tag[..*len])).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -178,18 +161,8 @@ mod tests {
     #[test]
     fn splits_at_any_chunking() {
         let cases = [
-            (
-                "<think>\nwhy\n\nnot\n</think>\n\nYes.\n",
-                false,
-                "why\n\nnot",
-                "Yes.\n",
-            ),
-            (
-                "\nwhy </thin k\n</think>\nYes <think>x</think>",
-                true,
-                "why </thin k",
-                "Yes <think>x</think>",
-            ),
+            ("<think>\nwhy\n\nnot\n</think>\n\nYes.\n", false, "why\n\nnot", "Yes.\n"),
+            ("\nwhy </thin k\n</think>\nYes <think>x</think>", true, "why </thin k", "Yes <think>x</think>"),
             ("plain <think>", false, "", "plain <think>"),
             ("  <thin", false, "", "  <thin"),
             ("<think>\n\n</think>\n\nok", false, "", "ok"),
@@ -198,11 +171,7 @@ mod tests {
         ];
         for (text, inside, reasoning, answer) in cases {
             for chunk in 1..12 {
-                assert_eq!(
-                    run(text, inside, chunk),
-                    (reasoning.to_owned(), answer.to_owned()),
-                    "{text:?} by {chunk}"
-                );
+                assert_eq!(run(text, inside, chunk), (reasoning.to_owned(), answer.to_owned()), "{text:?} by {chunk}");
             }
         }
     }

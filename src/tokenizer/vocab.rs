@@ -32,9 +32,7 @@ pub(super) fn char_of_byte() -> [char; 256] {
 /// The value of a byte token such as `<0x0A>`.
 pub(super) fn parse_byte_token(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    (hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
-        .then(|| u8::from_str_radix(hex, 16).ok())
-        .flatten()
+    (hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit())).then(|| u8::from_str_radix(hex, 16).ok()).flatten()
 }
 
 /// Bytes of all tokens in one allocation.
@@ -47,17 +45,10 @@ pub(crate) struct Vocab {
 }
 
 impl Vocab {
-    pub(super) fn new(
-        spec: &TokenizerSpec,
-        kind: &Kind,
-        structural: &[bool],
-    ) -> Result<Self, TokenizerError> {
+    pub(super) fn new(spec: &TokenizerSpec, kind: &Kind, structural: &[bool]) -> Result<Self, TokenizerError> {
         let total: usize = spec.tokens.iter().map(String::len).sum();
         if total > u32::MAX as usize {
-            return Err(TokenizerError::TooManyTokens {
-                count: total,
-                limit: u32::MAX as usize,
-            });
+            return Err(TokenizerError::TooManyTokens { count: total, limit: u32::MAX as usize });
         }
         let mut bytes = Vec::with_capacity(total);
         let mut ends = Vec::with_capacity(spec.tokens.len());
@@ -65,15 +56,9 @@ impl Vocab {
             push_bytes(kind, spec.token_type(id), structural[id], text, &mut bytes);
             ends.push(bytes.len() as u32);
         }
-        let matched_whole = (0..spec.tokens.len())
-            .map(|id| structural[id] || spec.token_type(id) == TokenType::UserDefined)
-            .collect();
-        Ok(Self {
-            bytes,
-            ends,
-            structural: structural.to_vec(),
-            matched_whole,
-        })
+        let matched_whole =
+            (0..spec.tokens.len()).map(|id| structural[id] || spec.token_type(id) == TokenType::UserDefined).collect();
+        Ok(Self { bytes, ends, structural: structural.to_vec(), matched_whole })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -83,11 +68,7 @@ impl Vocab {
     /// Empty for an id outside the vocabulary.
     pub(super) fn bytes_of(&self, id: u32) -> &[u8] {
         let id = id as usize;
-        let start = if id == 0 {
-            0
-        } else {
-            self.ends.get(id - 1).map_or(0, |end| *end as usize)
-        };
+        let start = if id == 0 { 0 } else { self.ends.get(id - 1).map_or(0, |end| *end as usize) };
         let end = self.ends.get(id).map_or(start, |end| *end as usize);
         &self.bytes[start..end]
     }
@@ -141,10 +122,6 @@ mod tests {
     fn byte_tokens_are_read() {
         assert_eq!(parse_byte_token("<0x0A>"), Some(10));
         assert_eq!(parse_byte_token("<0xA>"), None);
-        assert_eq!(
-            parse_byte_token("<0x+A>"),
-            None,
-            "a sign is not a hexadecimal digit"
-        );
+        assert_eq!(parse_byte_token("<0x+A>"), None, "a sign is not a hexadecimal digit");
     }
 }

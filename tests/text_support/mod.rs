@@ -9,9 +9,7 @@ use strata::gguf::ModelFiles;
 use strata::tokenizer::{ChatRequest, TokenType, Tokenizer, TokenizerSpec};
 
 pub fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
 }
 
 pub fn fixture(model: &str) -> Tokenizer {
@@ -27,11 +25,7 @@ pub fn toy(template: &str) -> Tokenizer {
         chat_template: (!template.is_empty()).then(|| template.to_owned()),
         ..TokenizerSpec::default()
     };
-    for byte in ('!'..='~')
-        .chain('¡'..='¬')
-        .chain('®'..='ÿ')
-        .chain('\u{100}'..='\u{143}')
-    {
+    for byte in ('!'..='~').chain('¡'..='¬').chain('®'..='ÿ').chain('\u{100}'..='\u{143}') {
         spec.tokens.push(byte.to_string());
         spec.token_types.push(TokenType::Normal);
     }
@@ -56,29 +50,14 @@ pub fn toy(template: &str) -> Tokenizer {
         "<|system|>",
         "<|end|>",
     ];
-    let markup = [
-        "<think>",
-        "</think>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-    ];
-    for (texts, kind) in [
-        (&control[..], TokenType::Control),
-        (&markup[..], TokenType::UserDefined),
-    ] {
+    let markup = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
+    for (texts, kind) in [(&control[..], TokenType::Control), (&markup[..], TokenType::UserDefined)] {
         for text in texts {
             spec.tokens.push((*text).to_owned());
             spec.token_types.push(kind);
         }
     }
-    let id = |text: &str| {
-        spec.tokens
-            .iter()
-            .position(|token| token == text)
-            .map(|id| id as u32)
-    };
+    let id = |text: &str| spec.tokens.iter().position(|token| token == text).map(|id| id as u32);
     (spec.bos_id, spec.eos_id) = (id("<s>"), id("</s>"));
     spec.add_bos = Some(false);
     Tokenizer::new(spec).unwrap()

@@ -15,7 +15,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{OpenModel, Stopping};
 use super::output::note;
-use super::text::{is_fallback, open_template, open_tokenizer};
+use super::text::{open_template, open_tokenizer, stand_in};
 use crate::engine::OpenOptions;
 
 const EXAMPLES: &str = "\
@@ -49,8 +49,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
     let template = open_template(&opened.files, &tokenizer)?;
-    if is_fallback(&template) {
-        note(format!("note: '{}' has no chat template, so ChatML is used; it may not be made for conversations", opened.files.name()));
+    if let Some(format) = stand_in(&template) {
+        let file = opened.files.name();
+        note(format!("note: '{file}' has no chat template, so the {format} format is used; it may not be made for conversations"));
     }
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);

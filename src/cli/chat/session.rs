@@ -13,7 +13,7 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
 use crate::cli::report::{Report, measured_bandwidth};
-use crate::cli::text::{chat_prompt, is_fallback, message, render};
+use crate::cli::text::{chat_prompt, message, render, stand_in};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
 use crate::state::Sequence;
 use crate::tokenizer::{ChatTemplate, Tokenizer};
@@ -47,7 +47,7 @@ impl<'a> Session<'a> {
     ) -> Result<Session<'a>, CliError> {
         let mut stop = args.sampling.reverse_prompt.clone();
         // Where the marks of ChatML are no tokens, the model writes them out as text.
-        if is_fallback(template) && tokenizer.special_id(TURN_END).is_none() {
+        if stand_in(template).is_some() && tokenizer.special_id(TURN_END).is_none() {
             stop.extend([TURN_END.to_owned(), TURN_BEGIN.to_owned()]);
         }
         let settings = Settings {

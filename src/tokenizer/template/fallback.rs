@@ -27,16 +27,11 @@ const LLAMA3: &str = "{{- bos_token }}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}";
 
 /// A marker, the format that uses it, and a template.
-const TABLE: &[(&str, &str, &str)] = &[
-    ("<|im_start|>", "ChatML", CHATML),
-    ("<start_of_turn>", "Gemma", GEMMA),
-    ("<|start_header_id|>", "Llama 3", LLAMA3),
-];
+const TABLE: &[(&str, &str, &str)] =
+    &[("<|im_start|>", "ChatML", CHATML), ("<start_of_turn>", "Gemma", GEMMA), ("<|start_header_id|>", "Llama 3", LLAMA3)];
 
 /// Name and source; ChatML where the vocabulary has none of the markers.
 pub(super) fn choose(tokenizer: &Tokenizer) -> (&'static str, &'static str) {
-    let fits = TABLE
-        .iter()
-        .find(|(marker, ..)| tokenizer.special_id(marker).is_some());
+    let fits = TABLE.iter().find(|(marker, ..)| tokenizer.special_id(marker).is_some());
     fits.map_or(("ChatML", CHATML), |(_, name, source)| (name, source))
 }

@@ -33,43 +33,21 @@ pub(super) enum Trust {
 }
 
 /// Role names a template may put between the pieces of a token.
-const ROLES: &[&str] = &[
-    "",
-    "system",
-    "user",
-    "assistant",
-    "tool",
-    "developer",
-    "function",
-    "model",
-    "ipython",
-    "observation",
-    "context",
-];
+const ROLES: &[&str] =
+    &["", "system", "user", "assistant", "tool", "developer", "function", "model", "ipython", "observation", "context"];
 
 /// Keys of an assistant message that hold what the model wrote.
 const MODEL_KEYS: &[&str] = &["content", "reasoning_content", "reasoning", "thinking"];
 
 /// Markup models write themselves, also where a file calls it a control token.
-const MARKUP: &[&str] = &[
-    "<think>",
-    "</think>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-];
+const MARKUP: &[&str] = &["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"];
 
 /// Longest piece of a token that is looked for beside a quote.
 const MAX_PIECE_CHARS: usize = 32;
 
 /// Special tokens that may be parsed in the model's own earlier text.
 pub(super) fn model_markup(tokenizer: &Tokenizer) -> Vec<TokenId> {
-    MARKUP
-        .iter()
-        .filter_map(|text| tokenizer.special_id(text))
-        .filter(|id| !tokenizer.is_eog(*id))
-        .collect()
+    MARKUP.iter().filter_map(|text| tokenizer.special_id(text)).filter(|id| !tokenizer.is_eog(*id)).collect()
 }
 
 pub(super) struct Guard<'a> {
@@ -100,12 +78,8 @@ impl<'a> Guard<'a> {
             scan.value(value);
         }
         // Marks are needed for what occurs in the source, in the variables, and for markup.
-        let in_source =
-            std::iter::once(source).chain(variables.iter().map(|(_, text)| text.as_str()));
-        let mut ids: Vec<TokenId> = in_source
-            .flat_map(|text| specials.find_iter(text))
-            .map(|found| found.id)
-            .collect();
+        let in_source = std::iter::once(source).chain(variables.iter().map(|(_, text)| text.as_str()));
+        let mut ids: Vec<TokenId> = in_source.flat_map(|text| specials.find_iter(text)).map(|found| found.id).collect();
         ids.extend(markup);
         ids.sort_unstable();
         ids.dedup();
@@ -117,18 +91,8 @@ impl<'a> Guard<'a> {
             mark_of.insert(*id, free.next().ok_or(TemplateError::NoPrivateCharacters)?);
         }
         let text_of = specials.iter().filter(|(_, id)| mark_of.contains_key(id));
-        let token_of = text_of
-            .filter_map(|(text, id)| Some((*mark_of.get(&id)?, (id, text))))
-            .collect();
-        Ok(Self {
-            specials,
-            markup,
-            mark_of,
-            token_of,
-            buildable: buildable(specials, source),
-            wedge,
-            input_bytes: scan.bytes,
-        })
+        let token_of = text_of.filter_map(|(text, id)| Some((*mark_of.get(&id)?, (id, text)))).collect();
+        Ok(Self { specials, markup, mark_of, token_of, buildable: buildable(specials, source), wedge, input_bytes: scan.bytes })
     }
 
     /// Bytes of all inputs and the source.
@@ -148,11 +112,7 @@ impl<'a> Guard<'a> {
         };
         let assistant = fields.get("role").and_then(Json::as_str) == Some("assistant");
         let guarded = fields.iter().map(|(key, value)| {
-            let trust = if assistant && MODEL_KEYS.contains(&key.as_str()) {
-                Trust::Model
-            } else {
-                Trust::User
-            };
+            let trust = if assistant && MODEL_KEYS.contains(&key.as_str()) { Trust::Model } else { Trust::User };
             (key.clone(), self.value(value, trust))
         });
         Json::Object(guarded.collect())
@@ -167,19 +127,10 @@ impl<'a> Guard<'a> {
         match value {
             _ if depth > MAX_DEPTH => Json::Null,
             Json::String(text) => Json::String(self.string(text, trust)),
-            Json::Array(items) => Json::Array(
-                items
-                    .iter()
-                    .map(|item| self.value_at(item, trust, depth + 1))
-                    .collect(),
-            ),
+            Json::Array(items) => Json::Array(items.iter().map(|item| self.value_at(item, trust, depth + 1)).collect()),
             Json::Object(fields) => {
-                let pairs = fields.iter().map(|(key, value)| {
-                    (
-                        self.string(key, Trust::User),
-                        self.value_at(value, trust, depth + 1),
-                    )
-                });
+                let pairs =
+                    fields.iter().map(|(key, value)| (self.string(key, Trust::User), self.value_at(value, trust, depth + 1)));
                 Json::Object(pairs.collect())
             }
             other => other.clone(),
@@ -218,10 +169,7 @@ impl<'a> Guard<'a> {
 
     /// The rendered text for people, and its segments for the encoder.
     pub(super) fn segments(&self, rendered: &str) -> (String, Vec<Segment>) {
-        let mut result = Segments {
-            text: String::with_capacity(rendered.len()),
-            segments: Vec::new(),
-        };
+        let mut result = Segments { text: String::with_capacity(rendered.len()), segments: Vec::new() };
         let mut rest = 0;
         for (at, c) in rendered.char_indices() {
             if let Some((id, text)) = self.token_of.get(&c) {
@@ -238,11 +186,7 @@ impl<'a> Guard<'a> {
     fn unmarked(&self, text: &str, result: &mut Segments) {
         let mut rest = 0;
         if !self.buildable.is_empty() {
-            for found in self
-                .specials
-                .find_iter(text)
-                .filter(|found| self.buildable.contains(&found.id))
-            {
+            for found in self.specials.find_iter(text).filter(|found| self.buildable.contains(&found.id)) {
                 result.push_text(&text[rest..found.start], self.wedge);
                 result.push_token(&text[found.start..found.end], found.id);
                 rest = found.end;
@@ -293,8 +237,7 @@ struct Scan {
 impl Scan {
     fn text(&mut self, text: &str) {
         self.bytes += text.len();
-        self.private
-            .extend(text.chars().filter(|c| *c >= '\u{F0000}'));
+        self.private.extend(text.chars().filter(|c| *c >= '\u{F0000}'));
     }
 
     fn value(&mut self, value: &Json) {
@@ -320,28 +263,16 @@ fn buildable(specials: &SpecialMatcher, source: &str) -> HashSet<TokenId> {
     let chars: Vec<(usize, char)> = source.char_indices().collect();
     let (mut heads, mut tails): (HashSet<&str>, HashSet<&str>) = (HashSet::new(), HashSet::new());
     for (index, (at, c)) in chars.iter().enumerate() {
-        let opens = *c == '\''
-            || *c == '"'
-            || source[*at..].starts_with("{{")
-            || source[*at..].starts_with("{%");
+        let opens = *c == '\'' || *c == '"' || source[*at..].starts_with("{{") || source[*at..].starts_with("{%");
         if opens {
             // A quote also closes a string: what stands before it may begin a token.
             let from = index.saturating_sub(MAX_PIECE_CHARS);
-            heads.extend(
-                chars[from..index]
-                    .iter()
-                    .map(|(start, _)| &source[*start..*at]),
-            );
+            heads.extend(chars[from..index].iter().map(|(start, _)| &source[*start..*at]));
         }
         let after = at + c.len_utf8();
-        let closes = *c == '\''
-            || *c == '"'
-            || (*c == '}' && (source[..*at].ends_with('}') || source[..*at].ends_with('%')));
+        let closes = *c == '\'' || *c == '"' || (*c == '}' && (source[..*at].ends_with('}') || source[..*at].ends_with('%')));
         if closes {
-            let ends = chars[index + 1..]
-                .iter()
-                .take(MAX_PIECE_CHARS)
-                .map(|(start, c)| start + c.len_utf8());
+            let ends = chars[index + 1..].iter().take(MAX_PIECE_CHARS).map(|(start, c)| start + c.len_utf8());
             tails.extend(ends.map(|end| &source[after..end]));
         }
     }
@@ -349,15 +280,8 @@ fn buildable(specials: &SpecialMatcher, source: &str) -> HashSet<TokenId> {
         text.char_indices().skip(1).any(|(at, _)| {
             let (head, rest) = text.split_at(at);
             heads.contains(head)
-                && ROLES.iter().any(|role| {
-                    rest.strip_prefix(role)
-                        .is_some_and(|tail| !tail.is_empty() && tails.contains(tail))
-                })
+                && ROLES.iter().any(|role| rest.strip_prefix(role).is_some_and(|tail| !tail.is_empty() && tails.contains(tail)))
         })
     };
-    specials
-        .iter()
-        .filter(|(text, _)| can_build(text))
-        .map(|(_, id)| id)
-        .collect()
+    specials.iter().filter(|(text, _)| can_build(text)).map(|(_, id)| id).collect()
 }

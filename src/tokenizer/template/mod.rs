@@ -42,9 +42,7 @@ pub enum TemplateError {
     UnknownName { name: String, known: String },
     #[error("message {index} is not an object with a 'role'")]
     BadMessage { index: usize },
-    #[error(
-        "the messages use up the private characters of Unicode, which are needed to keep special tokens apart"
-    )]
+    #[error("the messages use up the private characters of Unicode, which are needed to keep special tokens apart")]
     NoPrivateCharacters,
 }
 
@@ -79,11 +77,7 @@ pub struct ChatRequest {
 impl ChatRequest {
     /// Messages with the opening of the answer, everything else by default.
     pub fn new(messages: Vec<Json>) -> Self {
-        Self {
-            messages,
-            add_generation_prompt: true,
-            ..Self::default()
-        }
+        Self { messages, add_generation_prompt: true, ..Self::default() }
     }
 }
 
@@ -143,47 +137,29 @@ impl ChatTemplate {
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let mut entries = Vec::new();
         if let Some(text) = tokenizer.chat_template_source() {
-            entries.push(Entry {
-                source: TemplateSource::File,
-                text: text.to_owned(),
-            });
+            entries.push(Entry { source: TemplateSource::File, text: text.to_owned() });
         }
         for (name, text) in tokenizer.named_template_sources() {
-            entries.push(Entry {
-                source: TemplateSource::Named(name.clone()),
-                text: text.clone(),
-            });
+            entries.push(Entry { source: TemplateSource::Named(name.clone()), text: text.clone() });
         }
         if entries.is_empty() {
             let (name, text) = fallback::choose(tokenizer);
             let source = TemplateSource::Fallback(name);
-            entries.push(Entry {
-                source,
-                text: text.to_owned(),
-            });
+            entries.push(Entry { source, text: text.to_owned() });
         }
         Self::with_entries(tokenizer, entries)
     }
 
     /// A template given by the user in place of the file's.
     pub fn from_source(tokenizer: &Tokenizer, text: &str) -> Result<Self, TemplateError> {
-        Self::with_entries(
-            tokenizer,
-            vec![Entry {
-                source: TemplateSource::File,
-                text: text.to_owned(),
-            }],
-        )
+        Self::with_entries(tokenizer, vec![Entry { source: TemplateSource::File, text: text.to_owned() }])
     }
 
     fn with_entries(tokenizer: &Tokenizer, mut entries: Vec<Entry>) -> Result<Self, TemplateError> {
         for entry in &mut entries {
             entry.text = python::without_generation_blocks(&entry.text);
         }
-        let text_of = |id: Option<TokenId>| {
-            id.and_then(|id| tokenizer.token_text(id))
-                .map(|text| text.into_owned())
-        };
+        let text_of = |id: Option<TokenId>| id.and_then(|id| tokenizer.token_text(id)).map(|text| text.into_owned());
         let variables = [
             ("bos_token", text_of(tokenizer.bos())),
             ("eos_token", text_of(tokenizer.eos())),
@@ -193,21 +169,11 @@ impl ChatTemplate {
         let this = Self {
             entries,
             specials: tokenizer.structural().clone(),
-            variables: variables
-                .into_iter()
-                .filter_map(|(name, text)| text.map(|text| (name, text)))
-                .collect(),
+            variables: variables.into_iter().filter_map(|(name, text)| text.map(|text| (name, text))).collect(),
             model_markup: guard::model_markup(tokenizer),
         };
         for entry in &this.entries {
-            let guard = Guard::new(
-                &this.specials,
-                &entry.text,
-                &this.variables,
-                &this.model_markup,
-                &[],
-                &Map::new(),
-            )?;
+            let guard = Guard::new(&this.specials, &entry.text, &this.variables, &this.model_markup, &[], &Map::new())?;
             compile(&guard.template(&entry.text), 0, None)?;
         }
         Ok(this)
@@ -220,32 +186,17 @@ impl ChatTemplate {
 
     /// True if the template asks for `enable_thinking`.
     pub fn can_think(&self) -> bool {
-        self.entries
-            .iter()
-            .any(|entry| entry.text.contains("enable_thinking"))
+        self.entries.iter().any(|entry| entry.text.contains("enable_thinking"))
     }
 
     /// With tools, the file's `tool_use` template if it has one; otherwise its main one.
     fn choose(&self, request: &ChatRequest) -> &Entry {
         let named = |wanted: &str| {
-            self.entries.iter().find(
-                |entry| matches!(&entry.source, TemplateSource::Named(name) if name == wanted),
-            )
+            self.entries.iter().find(|entry| matches!(&entry.source, TemplateSource::Named(name) if name == wanted))
         };
-        let with_tools = if request.tools.is_empty() {
-            None
-        } else {
-            named("tool_use")
-        };
-        let main = || {
-            self.entries
-                .iter()
-                .find(|entry| !matches!(entry.source, TemplateSource::Named(_)))
-        };
-        with_tools
-            .or_else(main)
-            .or_else(|| named("default"))
-            .unwrap_or(&self.entries[0])
+        let with_tools = if request.tools.is_empty() { None } else { named("tool_use") };
+        let main = || self.entries.iter().find(|entry| !matches!(entry.source, TemplateSource::Named(_)));
+        with_tools.or_else(main).or_else(|| named("default")).unwrap_or(&self.entries[0])
     }
 
     /// Renders with the template that fits the request.
@@ -254,49 +205,25 @@ impl ChatTemplate {
     }
 
     /// Renders with the template of that name.
-    pub fn render_named(
-        &self,
-        name: &str,
-        request: &ChatRequest,
-    ) -> Result<RenderedChat, TemplateError> {
+    pub fn render_named(&self, name: &str, request: &ChatRequest) -> Result<RenderedChat, TemplateError> {
         let names = || {
             self.entries.iter().filter_map(|entry| match &entry.source {
                 TemplateSource::Named(name) => Some(name.as_str()),
                 _ => None,
             })
         };
-        let entry = self
-            .entries
-            .iter()
-            .find(|entry| matches!(&entry.source, TemplateSource::Named(found) if found == name));
-        let entry = entry.ok_or_else(|| TemplateError::UnknownName {
-            name: name.to_owned(),
-            known: names().collect::<Vec<_>>().join(", "),
-        })?;
+        let entry = self.entries.iter().find(|entry| matches!(&entry.source, TemplateSource::Named(found) if found == name));
+        let entry = entry
+            .ok_or_else(|| TemplateError::UnknownName { name: name.to_owned(), known: names().collect::<Vec<_>>().join(", ") })?;
         self.render_entry(entry, request)
     }
 
-    fn render_entry(
-        &self,
-        entry: &Entry,
-        request: &ChatRequest,
-    ) -> Result<RenderedChat, TemplateError> {
-        if let Some(index) = request
-            .messages
-            .iter()
-            .position(|message| !message.get("role").is_some_and(Json::is_string))
-        {
+    fn render_entry(&self, entry: &Entry, request: &ChatRequest) -> Result<RenderedChat, TemplateError> {
+        if let Some(index) = request.messages.iter().position(|message| !message.get("role").is_some_and(Json::is_string)) {
             return Err(TemplateError::BadMessage { index });
         }
         let inputs: Vec<&Json> = request.messages.iter().chain(&request.tools).collect();
-        let guard = Guard::new(
-            &self.specials,
-            &entry.text,
-            &self.variables,
-            &self.model_markup,
-            &inputs,
-            &request.extra,
-        )?;
+        let guard = Guard::new(&self.specials, &entry.text, &self.variables, &self.model_markup, &inputs, &request.extra)?;
         let vars = self.context(&guard, request);
         let input_bytes = (guard.input_bytes() + entry.text.len()) as u64;
         let fuel = FUEL_BASE + FUEL_PER_INPUT_BYTE * input_bytes;
@@ -304,9 +231,7 @@ impl ChatTemplate {
         let rendered = with_deep_stack(fuel * STACK_BYTES_PER_FUEL, || {
             let env = compile(&source, fuel, request.now)?;
             let template = env.get_template(TEMPLATE_NAME).map_err(template_error)?;
-            template
-                .render(python::from_json(vars))
-                .map_err(template_error)
+            template.render(python::from_json(vars)).map_err(template_error)
         })?;
         let (text, segments) = guard.segments(&rendered);
         Ok(RenderedChat { text, segments })
@@ -315,41 +240,19 @@ impl ChatTemplate {
     fn context(&self, guard: &Guard<'_>, request: &ChatRequest) -> Json {
         let mut vars = Map::new();
         for (name, text) in &self.variables {
-            vars.insert(
-                (*name).to_owned(),
-                Json::String(guard.string(text, Trust::Template)),
-            );
+            vars.insert((*name).to_owned(), Json::String(guard.string(text, Trust::Template)));
         }
-        vars.insert(
-            "messages".to_owned(),
-            Json::Array(
-                request
-                    .messages
-                    .iter()
-                    .map(|message| guard.message(message))
-                    .collect(),
-            ),
-        );
+        vars.insert("messages".to_owned(), Json::Array(request.messages.iter().map(|message| guard.message(message)).collect()));
         let user = |value: &Json| guard.value(value, Trust::User);
-        let tools = if request.tools.is_empty() {
-            Json::Null
-        } else {
-            Json::Array(request.tools.iter().map(user).collect())
-        };
+        let tools = if request.tools.is_empty() { Json::Null } else { Json::Array(request.tools.iter().map(user).collect()) };
         vars.insert("tools".to_owned(), tools);
         vars.insert("documents".to_owned(), Json::Null);
-        vars.insert(
-            "add_generation_prompt".to_owned(),
-            Json::Bool(request.add_generation_prompt),
-        );
+        vars.insert("add_generation_prompt".to_owned(), Json::Bool(request.add_generation_prompt));
         if let Some(thinking) = request.enable_thinking {
             vars.insert("enable_thinking".to_owned(), Json::Bool(thinking));
         }
         if let Some(effort) = &request.reasoning_effort {
-            vars.insert(
-                "reasoning_effort".to_owned(),
-                Json::String(guard.string(effort, Trust::User)),
-            );
+            vars.insert("reasoning_effort".to_owned(), Json::String(guard.string(effort, Trust::User)));
         }
         for (name, value) in &request.extra {
             vars.insert(name.clone(), user(value));
@@ -365,37 +268,24 @@ fn with_deep_stack<T: Send>(
     stack_bytes: u64,
     work: impl FnOnce() -> Result<T, TemplateError> + Send,
 ) -> Result<T, TemplateError> {
-    let failed = |detail: &str| TemplateError::Failed {
-        line: 0,
-        detail: detail.to_owned(),
-    };
+    let failed = |detail: &str| TemplateError::Failed { line: 0, detail: detail.to_owned() };
     let size = usize::try_from(stack_bytes).map_err(|_| failed("the input is too long"))?;
     std::thread::scope(|scope| {
-        let builder = std::thread::Builder::new()
-            .name("chat template".to_owned())
-            .stack_size(size);
-        let thread = builder
-            .spawn_scoped(scope, work)
-            .map_err(|error| failed(&error.to_string()))?;
-        thread
-            .join()
-            .unwrap_or_else(|_| Err(failed("the template engine stopped")))
+        let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(size);
+        let thread = builder.spawn_scoped(scope, work).map_err(|error| failed(&error.to_string()))?;
+        thread.join().unwrap_or_else(|_| Err(failed("the template engine stopped")))
     })
 }
 
 /// An environment that behaves like the one the published tokenizers use, with `source` loaded.
 fn compile(source: &str, fuel: u64, now: Option<i64>) -> Result<Environment<'_>, TemplateError> {
     let mut env = Environment::new();
-    let syntax = minijinja::syntax::SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
-        .build();
+    let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.map_err(template_error)?);
     env.set_fuel(Some(fuel));
     env.set_debug(false);
     python::install(&mut env, now);
-    env.add_template(TEMPLATE_NAME, source)
-        .map_err(template_error)?;
+    env.add_template(TEMPLATE_NAME, source).map_err(template_error)?;
     Ok(env)
 }
 
@@ -403,9 +293,7 @@ fn template_error(error: minijinja::Error) -> TemplateError {
     // The innermost cause says what happened; the outer ones only where it was called from.
     let line = error.line().unwrap_or(0);
     let mut cause: &minijinja::Error = &error;
-    while let Some(inner) =
-        std::error::Error::source(cause).and_then(|inner| inner.downcast_ref::<minijinja::Error>())
-    {
+    while let Some(inner) = std::error::Error::source(cause).and_then(|inner| inner.downcast_ref::<minijinja::Error>()) {
         cause = inner;
     }
     let detail = match cause.detail() {
@@ -415,14 +303,8 @@ fn template_error(error: minijinja::Error) -> TemplateError {
     match cause.kind() {
         ErrorKind::SyntaxError => TemplateError::Syntax { line, detail },
         ErrorKind::OutOfFuel => TemplateError::TooMuchWork { line },
-        _ => match cause
-            .detail()
-            .and_then(|detail| detail.strip_prefix(python::RAISED))
-        {
-            Some(message) => TemplateError::Raised {
-                line,
-                message: message.to_owned(),
-            },
+        _ => match cause.detail().and_then(|detail| detail.strip_prefix(python::RAISED)) {
+            Some(message) => TemplateError::Raised { line, message: message.to_owned() },
             None => TemplateError::Failed { line, detail },
         },
     }

@@ -18,24 +18,12 @@ pub(super) fn install(env: &mut Environment<'_>, now: Option<i64>) {
     env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_formatter(values::print);
     env.add_filter("tojson", values::tojson);
-    env.add_filter("string", |state: &State, value: Value| {
-        values::to_text(state, &value)
+    env.add_filter("string", |state: &State, value: Value| values::to_text(state, &value));
+    env.add_function("raise_exception", |state: &State, message: Value| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, format!("{RAISED}{}", values::to_text(state, &message)?)))
     });
-    env.add_function(
-        "raise_exception",
-        |state: &State, message: Value| -> Result<Value, Error> {
-            Err(Error::new(
-                ErrorKind::InvalidOperation,
-                format!("{RAISED}{}", values::to_text(state, &message)?),
-            ))
-        },
-    );
     env.add_function("strftime_now", move |format: &str| {
-        let clock = || {
-            SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs() as i64)
-        };
+        let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
         strftime(format, now.unwrap_or_else(clock))
     });
 }
@@ -52,11 +40,7 @@ pub(super) fn from_json(value: Json) -> Value {
         },
         Json::String(text) => Value::from(text),
         Json::Array(items) => items.into_iter().map(from_json).collect(),
-        Json::Object(fields) => Value::from_pairs(
-            fields
-                .into_iter()
-                .map(|(key, value)| (key, from_json(value))),
-        ),
+        Json::Object(fields) => Value::from_pairs(fields.into_iter().map(|(key, value)| (key, from_json(value)))),
     }
 }
 
@@ -72,10 +56,7 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
             return out;
         };
         let inner = &tag[2..end];
-        let word = inner
-            .trim_start_matches(['-', '+'])
-            .trim_end_matches(['-', '+'])
-            .trim();
+        let word = inner.trim_start_matches(['-', '+']).trim_end_matches(['-', '+']).trim();
         let instead = match word {
             "generation" => Some("if true"),
             "endgeneration" => Some("endif"),
@@ -93,29 +74,9 @@ pub(super) fn without_generation_blocks(source: &str) -> String {
     out
 }
 
-const DAYS: [&str; 7] = [
-    "Thursday",
-    "Friday",
-    "Saturday",
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-];
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
+const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
+const MONTHS: [&str; 12] =
+    ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"];
 
 /// The directives of Python's `strftime` that templates use, in UTC. Unknown ones stay as they are.
 fn strftime(format: &str, unix_seconds: i64) -> String {
@@ -183,16 +144,11 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 {
-        shifted_month + 3
-    } else {
-        shifted_month - 9
-    };
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
@@ -203,22 +159,13 @@ mod tests {
     #[test]
     fn dates() {
         assert_eq!(strftime("%d %b %Y %A %j", 0), "01 Jan 1970 Thursday 001");
-        assert_eq!(
-            strftime("%Y-%m-%d %H:%M:%S", 1_709_210_096),
-            "2024-02-29 12:34:56"
-        );
-        assert_eq!(
-            strftime("%-d %B %y, %I %p %% %q %", 4_102_444_799),
-            "31 December 99, 11 PM % %q %"
-        );
+        assert_eq!(strftime("%Y-%m-%d %H:%M:%S", 1_709_210_096), "2024-02-29 12:34:56");
+        assert_eq!(strftime("%-d %B %y, %I %p %% %q %", 4_102_444_799), "31 December 99, 11 PM % %q %");
     }
 
     #[test]
     fn generation_blocks_vanish() {
         let source = "a{%- generation -%}b{% endgeneration %}c{% if generation %}d{% endif %}{% x";
-        assert_eq!(
-            without_generation_blocks(source),
-            "a{%- if true -%}b{% endif %}c{% if generation %}d{% endif %}{% x"
-        );
+        assert_eq!(without_generation_blocks(source), "a{%- if true -%}b{% endif %}c{% if generation %}d{% endif %}{% x");
     }
 }

@@ -25,21 +25,11 @@ pub(super) fn to_text(state: &State, value: &Value) -> Result<String, Error> {
     if value.is_undefined() {
         return Ok(String::new());
     }
-    Writer {
-        out: String::new(),
-        state,
-        layout: Layout::python(),
-    }
-    .write(value)
+    Writer { out: String::new(), state, layout: Layout::python() }.write(value)
 }
 
 /// `json.dumps` as the published tokenizers call it: no HTML escapes, other scripts as they are.
-pub(super) fn tojson(
-    state: &State,
-    value: Value,
-    positional: Option<Value>,
-    kwargs: Kwargs,
-) -> Result<String, Error> {
+pub(super) fn tojson(state: &State, value: Value, positional: Option<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = kwargs.get("indent")?;
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
     let indent = match indent {
@@ -55,17 +45,10 @@ pub(super) fn tojson(
         item_separator: separators.next().unwrap_or_else(|| default_item.to_owned()),
         key_separator: separators.next().unwrap_or_else(|| ": ".to_owned()),
         sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        ascii: ascii
-            .or(positional.map(|value| value.is_true()))
-            .unwrap_or(false),
+        ascii: ascii.or(positional.map(|value| value.is_true())).unwrap_or(false),
     };
     kwargs.assert_all_used()?;
-    Writer {
-        out: String::new(),
-        state,
-        layout,
-    }
-    .write(&value)
+    Writer { out: String::new(), state, layout }.write(&value)
 }
 
 struct Layout {
@@ -81,14 +64,7 @@ struct Layout {
 impl Layout {
     fn python() -> Self {
         let (item_separator, key_separator) = (", ".to_owned(), ": ".to_owned());
-        Self {
-            json: false,
-            indent: None,
-            item_separator,
-            key_separator,
-            sort_keys: false,
-            ascii: false,
-        }
+        Self { json: false, indent: None, item_separator, key_separator, sort_keys: false, ascii: false }
     }
 }
 
@@ -147,12 +123,7 @@ impl Writer<'_, '_, '_> {
         Ok(())
     }
 
-    fn items(
-        &mut self,
-        items: Vec<(Option<Value>, Value)>,
-        brackets: [&str; 2],
-        depth: usize,
-    ) -> Result<(), Error> {
+    fn items(&mut self, items: Vec<(Option<Value>, Value)>, brackets: [&str; 2], depth: usize) -> Result<(), Error> {
         self.out.push_str(brackets[0]);
         let empty = items.is_empty();
         for (index, (key, item)) in items.into_iter().enumerate() {
@@ -185,11 +156,7 @@ impl Writer<'_, '_, '_> {
     }
 
     fn number(&mut self, value: &Value) {
-        let number = if value.is_integer() {
-            None
-        } else {
-            f64::try_from(value.clone()).ok()
-        };
+        let number = if value.is_integer() { None } else { f64::try_from(value.clone()).ok() };
         let Some(number) = number else {
             self.out.push_str(&value.to_string());
             return;
@@ -213,11 +180,7 @@ impl Writer<'_, '_, '_> {
 
     fn string(&mut self, text: &str) -> Result<(), Error> {
         let (json, ascii) = (self.layout.json, self.layout.ascii);
-        let quote = if json || (text.contains('\'') && !text.contains('"')) {
-            '"'
-        } else {
-            '\''
-        };
+        let quote = if json || (text.contains('\'') && !text.contains('"')) { '"' } else { '\'' };
         self.state.consume_fuel(text.len() as u64 / 64)?;
         self.out.push(quote);
         for c in text.chars() {
@@ -230,9 +193,7 @@ impl Writer<'_, '_, '_> {
                 '\u{c}' if json => self.out.push_str("\\f"),
                 c if c == quote => self.out.extend(['\\', c]),
                 c if json && c < ' ' => self.out.push_str(&format!("\\u{:04x}", c as u32)),
-                c if !json && (c < ' ' || c == '\u{7f}') => {
-                    self.out.push_str(&format!("\\x{:02x}", c as u32))
-                }
+                c if !json && (c < ' ' || c == '\u{7f}') => self.out.push_str(&format!("\\x{:02x}", c as u32)),
                 c if ascii && !c.is_ascii() => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         self.out.push_str(&format!("\\u{unit:04x}"));

@@ -99,10 +99,8 @@ unsafe fn scales_and_mins(p: *const u8) -> (__m512, __m512) {
     let six = _mm_setr_epi32(0x3f3f_3f3f, 0x3f3f_3f3f, 0x3030_3030, 0x3030_3030);
     let four = _mm_setr_epi32(0, 0, 0x0f0f_0f0f, 0x0f0f_0f0f);
     let rest = _mm_shuffle_epi32::<0b10_10_10_10>(x);
-    let scale = _mm_or_si128(
-        _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32::<0b00_00_00_00>(x), shift), six),
-        _mm_and_si128(rest, four),
-    );
+    let scale =
+        _mm_or_si128(_mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32::<0b00_00_00_00>(x), shift), six), _mm_and_si128(rest, four));
     let min = _mm_or_si128(
         _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32::<0b01_01_01_01>(x), shift), six),
         _mm_and_si128(_mm_srli_epi32::<4>(rest), four),
