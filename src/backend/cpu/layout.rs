@@ -1,6 +1,7 @@
 //! Resolves the operands of a program to byte offsets, once, when the program is prepared.
 
 use super::exec::{Run, Thread};
+use super::vector::Level;
 use super::view::{Mat, MatMut};
 use crate::backend::ArenaSizes;
 use crate::program::{ExpertMatrix, Heads, Op, Program, Rope, RopeId, Rows, Stage, StateId, StateKind, View, WeightId};
@@ -119,6 +120,8 @@ pub struct Layout<'a> {
     pub stage: &'a Stage,
     pub program: &'a Program,
     pub sizes: ArenaSizes,
+    /// `None`: reference.
+    pub level: Option<Level>,
 }
 
 fn to_usize(value: u64) -> Result<usize, String> {
@@ -130,10 +133,6 @@ fn within(what: &str, end: u64, arena_bytes: u64) -> Result<(), String> {
 }
 
 impl Layout<'_> {
-    pub fn max_rows(&self) -> usize {
-        self.program.shape.max_rows as usize
-    }
-
     pub fn view(&self, view: View) -> Result<Place, String> {
         let buffer = self.program.buffers.get(view.buffer.0 as usize).ok_or("an operand's buffer does not exist")?;
         let max_rows = self.program.shape.rows(buffer.rows);

@@ -152,14 +152,6 @@ impl<'a, T: Pod> MatMut<'a, T> {
         MatMut { memory, offset, stride, width, rows, member, element: PhantomData }
     }
 
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn width(&self) -> usize {
-        self.width
-    }
-
     /// This thread's share of the pieces of all rows. Piece `n` of a row is the `len` columns from column `n * step`
     /// (fewer at the end of the row); `step >= len`.
     pub fn pieces(&mut self, step: usize, len: usize) -> impl Iterator<Item = Piece<'_, T>> {

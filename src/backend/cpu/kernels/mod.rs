@@ -14,6 +14,8 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod each;
 mod job;
 mod layout;
 mod product;

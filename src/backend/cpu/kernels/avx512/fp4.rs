@@ -1,5 +1,6 @@
 //! MXFP4 and NVFP4: nibbles that are 4-bit floats, looked up as integers of twice the value.
 
+use crate::backend::cpu::kernels::each::each;
 use super::blocks::{lane, load, load_8x16, nibbles, spread};
 use super::iq4::{look_up, table16};
 use super::kquants::to_lanes;
@@ -35,7 +36,7 @@ unpack! { NVFP4, 4 * 36, shift: Some(4), mins: false, by_16: true, |p| {
         }
         index
     };
-    let [first, second] = [4, 8].map(|at| {
+    let [first, second] = each!(2 of [4, 8], |at| {
         let a = _mm512_loadu_si512(p.add(at).cast());
         let b = _mm512_loadu_si512(p.add(at + 72).cast());
         _mm512_permutex2var_epi32(a, load(&DWORD), b)

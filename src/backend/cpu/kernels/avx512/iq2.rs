@@ -1,7 +1,10 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: eight weights are an entry of a codebook of three magnitudes, and eight signs.
 
+use crate::backend::cpu::kernels::each::each;
 use super::blocks::{fields, half, lane, load, load_bytes};
-use super::lookup::{Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes};
+use super::lookup::{
+    Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes,
+};
 use super::{Super, Unpack, unpack};
 use crate::quant::iq_grids::{IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID};
 use std::arch::x86_64::*;
@@ -19,7 +22,7 @@ const CODE_FIELDS: [[u8; 64]; 4] = [fields(2, 0), fields(2, 8), fields(2, 16), f
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: __m512i) -> [__m512i; 4] {
-    let codes = std::array::from_fn(|j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
     decode(codes, &MAGNITUDES)
 }
 
@@ -67,7 +70,8 @@ pub(super) fn signs_and_scale(dword: __m512i) -> SignsAndScale {
         index
     }
     const SIGN_FIELDS: [[u8; 64]; 2] = [repeated(0), repeated(1)];
-    let [first, last] = [0, 1].map(|i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
+    let [first, last] =
+        each!(2 of [0, 1], |i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
     SignsAndScale { first, last, scale: _mm512_srli_epi32::<28>(dword) }
 }
 
@@ -168,7 +172,7 @@ unpack! { IQ2S, 82, shift: Some(6), mins: false, by_16: true, |p| {
         _mm512_test_epi16_mask(high, bit_8),
         _mm512_test_epi16_mask(high, _mm512_add_epi16(bit_8, bit_8)),
     );
-    let [first, last] = [2, 3].map(|i| _mm512_permutexvar_epi8(load_bytes(&BYTES[i]), b));
+    let [first, last] = each!(2 of [2, 3], |i| _mm512_permutexvar_epi8(load_bytes(&BYTES[i]), b));
     Super {
         q: apply_signs(expand(words), first, last),
         scale: nibble_scales(p.add(74), half(p)),

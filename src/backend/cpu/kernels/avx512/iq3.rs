@@ -1,5 +1,6 @@
 //! IQ3_XXS and IQ3_S: four weights are an entry of a codebook of eight magnitudes, and four signs.
 
+use crate::backend::cpu::kernels::each::each;
 use super::blocks::{fields, half, lane, load_bytes, spread};
 use super::iq2::signs_and_scale;
 use super::lookup::{Words, apply_signs, codes4, decode, look_up_256, look_up_512, magnitudes};
@@ -20,7 +21,8 @@ const CODE_FIELDS: [[u8; 64]; 2] = [fields(3, 0), fields(3, 16)];
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: [__m512i; 2], magnitudes: &[u8; 64]) -> [__m512i; 4] {
-    let codes = std::array::from_fn(|j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
+    let codes =
+        each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
     decode(codes, magnitudes)
 }
 
@@ -45,11 +47,11 @@ const INDEX_BYTES: [[u8; 64]; 2] = [index_bytes(0), index_bytes(1)];
 unsafe fn indices(p: *const u8) -> [__m512i; 2] {
     // SAFETY: see above.
     let x = unsafe { _mm512_loadu_si512(p.cast()) };
-    [0, 1].map(|i| _mm512_maskz_permutexvar_epi8(0x5555_5555_5555_5555, load_bytes(&INDEX_BYTES[i]), x))
+    each!(2 of [0, 1], |i| _mm512_maskz_permutexvar_epi8(0x5555_5555_5555_5555, load_bytes(&INDEX_BYTES[i]), x))
 }
 
 unpack! { IQ3XXS, 98, shift: Some(6), mins: false, by_16: false, |p| {
-    let words = indices(p.add(2)).map(|index| look_up_256(&XXS, 0, index));
+    let words = each!(2 of indices(p.add(2)), |index| look_up_256(&XXS, 0, index));
     let by_32 = _mm512_castsi256_si512(_mm256_loadu_si256(p.add(66).cast()));
     let signs = signs_and_scale(_mm512_shuffle_i32x4::<0b01_01_00_00>(by_32, by_32));
     let code = _mm512_add_ps(_mm512_cvtepi32_ps(signs.scale), _mm512_set1_ps(0.5));
@@ -92,11 +94,11 @@ unpack! { IQ3S, 110, shift: Some(6), mins: false, by_16: false, |p| {
     let tail = _mm512_loadu_si512(p.add(46).cast());
     let high = _mm512_permutexvar_epi8(load_bytes(&BYTES[0]), tail);
     let index = indices(p.add(2));
-    let words = [0, 1].map(|i| {
+    let words = each!(2 of [0, 1], |i| {
         let bit_8 = _mm512_test_epi16_mask(high, super::blocks::load(&HIGH[i]));
         look_up_512(&S, index[i], bit_8)
     });
-    let [first, last] = [1, 2].map(|i| _mm512_permutexvar_epi8(load_bytes(&BYTES[i]), tail));
+    let [first, last] = each!(2 of [1, 2], |i| _mm512_permutexvar_epi8(load_bytes(&BYTES[i]), tail));
     let nibbles = _mm256_set1_epi32(p.add(106).cast::<i32>().read_unaligned());
     let nibbles = _mm256_srlv_epi32(nibbles, _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
     let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi32(0x0f));

@@ -1,6 +1,7 @@
 //! Codebooks in registers. An entry of an IQ codebook has eight weights out of four magnitudes, or four out of eight:
 //! 16 bits. A table of such words is looked up with `vpermi2w`, 64 entries at a time.
 
+use crate::backend::cpu::kernels::each::each;
 use super::blocks::load_bytes;
 use std::arch::x86_64::*;
 
@@ -115,7 +116,7 @@ pub(super) const fn magnitudes<const N: usize>(values: [u8; N]) -> [u8; 64] {
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn decode(codes: [__m512i; 4], table: &[u8; 64]) -> [__m512i; 4] {
     let table = load_bytes(table);
-    codes.map(|codes| _mm512_permutexvar_epi8(codes, table))
+    each!(4 of codes, |codes| _mm512_permutexvar_epi8(codes, table))
 }
 
 /// Negates (about the offset) the weights whose sign bit is set. `first` has, four times in every lane, the byte of
@@ -125,7 +126,7 @@ pub(super) fn decode(codes: [__m512i; 4], table: &[u8; 64]) -> [__m512i; 4] {
 pub(super) fn apply_signs(q: [__m512i; 4], first: __m512i, last: __m512i) -> [__m512i; 4] {
     let twice_offset = _mm512_set1_epi8((2 * OFFSET) as i8);
     let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
-    std::array::from_fn(|j| {
+    each!(4, |j| {
         let signs = if j < 2 { first } else { last };
         let minus = _mm512_test_epi8_mask(signs, select[j % 2]);
         _mm512_mask_sub_epi8(q[j], minus, twice_offset, q[j])
