@@ -22,18 +22,20 @@ const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 #[test]
 fn smollm2_answers() {
     let Some(file) = model(SMOLLM2, "smollm2_answers") else { return };
-    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "16", "What is the capital of France?"]).ok();
+    let exact = ["run", "-m", &file, "--temp", "0", "-n", "8", "--reference", "What is the capital of France?"];
+    let ran = strata(&exact).ok();
     assert!(ran.out.contains("Paris"), "{}", ran.out);
+    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "24", "What is the largest planet of the solar system?"]).ok();
+    assert!(ran.out.contains("Jupiter"), "{}", ran.out);
 }
 
 #[test]
 fn smollm2_answers_in_chat() {
     let Some(file) = model(SMOLLM2, "smollm2_answers_in_chat") else { return };
-    let input = "What is the capital of France?\nWhat is the capital of Spain?\n/stats\n";
+    let input = "What is the largest planet of the solar system?\nIs it larger than the Earth?\n/stats\n";
     let ran = strata_with_input(&["chat", "-m", &file, "--temp", "0", "-n", "24"], input).ok();
-    let mut lines = ran.out.lines();
-    assert!(lines.next().is_some_and(|l| l.contains("Paris")) && lines.any(|l| l.contains("Madrid")), "{}", ran.out);
-    assert!(ran.err.contains("kept)"), "{}", ran.err);
+    assert!(ran.out.lines().next().is_some_and(|line| line.contains("Jupiter")), "{}", ran.out);
+    assert!(ran.out.lines().count() >= 2 && ran.err.contains("kept)"), "{}", ran.err);
 }
 
 #[test]
@@ -56,9 +58,13 @@ fn smollm2_steps_and_chunks_agree() {
 
 /// A model that only continues text, without a chat template.
 #[test]
-fn gemma3_continues() {
-    let Some(file) = model(GEMMA3, "gemma3_continues") else { return };
-    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "8", "Q: What is the capital of France?\nA:"]).ok();
-    assert!(ran.out.contains("Paris"), "{}", ran.out);
+fn gemma3_answers() {
+    let Some(file) = model(GEMMA3, "gemma3_answers") else { return };
+    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "16", "What is the capital of France?"]).ok();
+    assert_eq!(ran.out, "The capital of France is Paris.\n");
     assert!(ran.err.contains("no chat template"), "{}", ran.err);
+    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "4", "--raw", "The quick brown fox jumps over the lazy"]).ok();
+    assert!(ran.out.starts_with(" dog"), "{}", ran.out);
+    let ran = strata_with_input(&["chat", "-m", &file, "--temp", "0", "-n", "16"], "What is the capital of France?\n").ok();
+    assert_eq!(ran.out, "The capital of France is Paris.\n");
 }

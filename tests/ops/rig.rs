@@ -1,10 +1,10 @@
-//! One small program, run on several CPU backends at once: both modes, one to three threads. Results must have the same bits for any
+//! One small program, run on several CPU backends at once: both modes and roundings, one to three threads. Results must have the same bits for any
 //! number of threads, and the fast mode must stay within a bound of the reference.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
     ExpertMatrix, InputKind, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage, StageBuilder,
@@ -156,9 +156,10 @@ impl Bed {
         let stage = Arc::new(stage.finish());
         check_stage(&stage).unwrap();
         let mut devices = vec![];
-        for mode in [Mode::Reference, Mode::Fast] {
+        let kinds = [(Mode::Reference, Rounding::Once), (Mode::Fast, Rounding::Once), (Mode::Fast, Rounding::Twice)];
+        for (mode, rounding) in kinds {
             for threads in 1..=3 {
-                let mut backend = open_backend(mode, threads, &stage);
+                let mut backend = open_backend_with(mode, rounding, threads, &stage);
                 for (id, expert, bytes) in &weights {
                     backend.upload(stage.weight(*id).slice(*expert), bytes).unwrap();
                 }
@@ -171,7 +172,11 @@ impl Bed {
 }
 
 pub fn open_backend(mode: Mode, threads: usize, stage: &Stage) -> CpuBackend {
-    let options = CpuOptions { pin_threads: false, huge_pages: false, ..CpuOptions::new(mode) };
+    open_backend_with(mode, Rounding::Once, threads, stage)
+}
+
+fn open_backend_with(mode: Mode, rounding: Rounding, threads: usize, stage: &Stage) -> CpuBackend {
+    let options = CpuOptions { pin_threads: false, huge_pages: false, rounding, ..CpuOptions::new(mode) };
     let mut backend = CpuBackend::new(options.with_threads(NonZeroUsize::new(threads).unwrap())).unwrap();
     backend.open(ArenaSizes::of(stage)).unwrap();
     backend
@@ -179,7 +184,7 @@ pub fn open_backend(mode: Mode, threads: usize, stage: &Stage) -> CpuBackend {
 
 pub struct Rig {
     pub stage: Arc<Stage>,
-    /// Reference on one to three threads, then fast on one to three.
+    /// Reference, fast, and fast with activations rounded twice; each on one to three threads.
     devices: Vec<(CpuBackend, PreparedId)>,
     tolerance: f64,
 }
@@ -238,9 +243,14 @@ impl Rig {
         let bits = self.read_all(slice);
         assert!(bits[1] == bits[0] && bits[2] == bits[0], "{what}: the reference depends on the number of threads");
         assert!(bits[4] == bits[3] && bits[5] == bits[3], "{what}: the fast mode depends on the number of threads");
-        let [reference, fast] = [0, 3].map(|i| bits[i].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>());
-        let d = distance(&fast, &reference);
-        assert!(d <= self.tolerance || reference.iter().any(|v| v.is_nan()), "{what}: fast is {d:.3e} from the reference");
+        assert!(bits[7] == bits[6] && bits[8] == bits[6], "{what}: rounding twice depends on the number of threads");
+        let [reference, fast, fine] = [0, 3, 6].map(|i| bits[i].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>());
+        if !reference.iter().any(|v| v.is_nan()) {
+            let d = distance(&fast, &reference);
+            assert!(d <= self.tolerance, "{what}: fast is {d:.3e} from the reference");
+            let d = distance(&fine, &reference);
+            assert!(d <= self.tolerance.min(1e-4), "{what}: rounding twice is {d:.3e} from the reference");
+        }
         reference
     }
 

@@ -1,6 +1,7 @@
 //! Resolves the operands of a program to byte offsets, once, when the program is prepared.
 
 use super::exec::{Run, Thread};
+use super::ops::Style;
 use super::vector::Level;
 use super::view::{Mat, MatMut};
 use crate::backend::ArenaSizes;
@@ -121,7 +122,7 @@ pub struct Layout<'a> {
     pub program: &'a Program,
     pub sizes: ArenaSizes,
     /// `None`: reference.
-    pub level: Option<Level>,
+    pub style: Option<Style>,
 }
 
 fn to_usize(value: u64) -> Result<usize, String> {
@@ -133,6 +134,11 @@ fn within(what: &str, end: u64, arena_bytes: u64) -> Result<(), String> {
 }
 
 impl Layout<'_> {
+    /// Vector instructions in use; `None` for the reference.
+    pub fn level(&self) -> Option<Level> {
+        self.style.map(|style| style.level)
+    }
+
     pub fn view(&self, view: View) -> Result<Place, String> {
         let buffer = self.program.buffers.get(view.buffer.0 as usize).ok_or("an operand's buffer does not exist")?;
         let max_rows = self.program.shape.rows(buffer.rows);

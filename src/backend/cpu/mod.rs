@@ -19,6 +19,8 @@ mod rope;
 mod vector;
 mod view;
 
+pub use self::ops::Rounding;
+
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -27,6 +29,7 @@ use self::exec::{Ending, Kernel, Run, run_kernels};
 use self::kernels::Simd;
 use self::layout::Layout;
 use self::memory::Mapping;
+use self::ops::Style;
 use self::pool::Pool;
 use self::prepare::Prepared;
 use self::vector::Level;
@@ -51,6 +54,8 @@ pub struct CpuOptions {
     pub threads: NonZeroUsize,
     /// Vector instructions of the fast mode; `None`: the best that the processor has.
     pub simd: Option<Simd>,
+    /// How the fast mode rounds activations for quantised weights.
+    pub rounding: Rounding,
     /// Ask for huge pages (Linux).
     pub huge_pages: bool,
     /// Give each worker a processor of its own (Linux), if there are enough.
@@ -63,7 +68,7 @@ impl CpuOptions {
     /// All processors that this process may use.
     pub fn new(mode: Mode) -> CpuOptions {
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        CpuOptions { mode, threads, simd: None, huge_pages: true, pin_threads: true, cancel: Arc::default() }
+        CpuOptions { mode, threads, simd: None, rounding: Rounding::Once, huge_pages: true, pin_threads: true, cancel: Arc::default() }
     }
 
     pub fn with_threads(self, threads: NonZeroUsize) -> CpuOptions {
@@ -158,9 +163,10 @@ impl CpuBackend {
         })
     }
 
-    /// Vector instructions in use; `None` in reference mode.
-    fn level(&self) -> Option<Level> {
-        (self.options.mode == Mode::Fast).then(|| Level::new(self.options.simd))
+    /// What kernels are made for; `None` in reference mode.
+    fn style(&self) -> Option<Style> {
+        let rounding = self.options.rounding;
+        (self.options.mode == Mode::Fast).then(|| Style { level: Level::new(self.options.simd), rounding })
     }
 
     fn arenas(&mut self) -> Result<&mut Arenas, BackendError> {
@@ -235,7 +241,7 @@ impl Backend for CpuBackend {
         let Some(program) = stage.programs.iter().find(|p| p.steps.iter().any(|step| step.op == *op)) else {
             return Err("the op belongs to no program of the stage".into());
         };
-        ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), level: self.level() }, op).map(|_| ())
+        ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), style: self.style() }, op).map(|_| ())
     }
 
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
@@ -275,7 +281,7 @@ impl Backend for CpuBackend {
 
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
         let sizes = self.arenas()?.sizes;
-        let prepared = Prepared::new(stage, program, sizes, self.level());
+        let prepared = Prepared::new(stage, program, sizes, self.style());
         let prepared = prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })?;
         self.grow_scratch(prepared.scratch_bytes, prepared.shared_bytes)?;
         self.prepared.push(prepared);

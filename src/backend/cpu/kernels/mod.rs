@@ -16,6 +16,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod each;
+pub mod floats;
 mod job;
 mod layout;
 mod product;
@@ -23,7 +24,9 @@ mod scalar;
 mod simd;
 mod table;
 
-pub use activations::{ActBlock, blocks_per_row, bytes_for, dequantize_row, quantize_row, quantize_rows};
+pub use activations::{
+    ActBlock, blocks_per_row, bytes_for, dequantize_row, quantize_row, quantize_rows,
+};
 pub use job::{OutView, Tokens};
 pub use product::{Scratch, ScratchBlock, Weights, product};
 pub use simd::Simd;

@@ -1,6 +1,7 @@
 //! Which vector instructions a call may use.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 /// A level of vector instructions, chosen once at start and passed to every kernel. Levels are ordered: a machine that
 /// has one has all below it, so a test can force a lower one.
@@ -16,8 +17,10 @@ pub enum Simd {
 
 impl Simd {
     /// The best level of this machine.
+    #[inline]
     pub fn detect() -> Simd {
-        *Simd::available().last().unwrap_or(&Simd::Scalar)
+        static BEST: OnceLock<Simd> = OnceLock::new();
+        *BEST.get_or_init(|| *Simd::available().last().unwrap_or(&Simd::Scalar))
     }
 
     /// All levels this machine can run, lowest first.
@@ -34,6 +37,7 @@ impl Simd {
     }
 
     /// This level, or the best one the machine has if it is lower. Kernels call it before they enter vector code.
+    #[inline]
     pub(super) fn clamp_to_machine(self) -> Simd {
         self.min(Simd::detect())
     }
@@ -51,7 +55,9 @@ impl fmt::Display for Simd {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -49,7 +49,7 @@ impl CausalConv {
             dilation,
             history,
             ring_rows,
-            level: layout.level,
+            level: layout.level(),
         })
     }
 }

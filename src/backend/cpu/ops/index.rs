@@ -129,7 +129,7 @@ impl BlockSelect {
         if query.dim != cache.dim || out.width != *budget_blocks as usize + 1 {
             return Err("operands of different widths".into());
         }
-        Ok(BlockSelect { query, cache, budget: *budget_blocks as usize, out, level: layout.level })
+        Ok(BlockSelect { query, cache, budget: *budget_blocks as usize, out, level: layout.level() })
     }
 
     fn blocks(&self) -> usize {

@@ -30,7 +30,7 @@ impl Router {
             return Err(format!("{} of {} experts with {} weights", ids.width, logits.width, weights.width));
         }
         let (logits, ids, weights) = (layout.view(*logits)?, layout.view(*ids)?, layout.view(*weights)?);
-        Ok(Router { logits, ids, weights, normalise: *normalise, level: layout.level })
+        Ok(Router { logits, ids, weights, normalise: *normalise, level: layout.level() })
     }
 }
 

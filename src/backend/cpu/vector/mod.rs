@@ -230,11 +230,6 @@ fn dot_body<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[inline(always)]
-fn dot4_body<L: Lanes>(a: &[f32], b: [&[f32]; 4]) -> [f32; 4] {
-    dots::<L, 4>(a, b)
-}
-
-#[inline(always)]
 fn axpy_body<L: Lanes>(y: &mut [f32], a: f32, x: &[f32]) {
     let a = L::splat(a);
     map!(y, x, |y, x| a.mul_add(x, y));
@@ -256,8 +251,6 @@ for_each_level! {
     /// The largest element.
     pub fn max = max_body(x: &[f32]) -> f32;
     pub fn dot = dot_body(a: &[f32], b: &[f32]) -> f32;
-    /// Dot products of `a` with four vectors.
-    pub fn dot4 = dot4_body(a: &[f32], b: [&[f32]; 4]) -> [f32; 4];
     /// `y += a * x`
     pub fn axpy = axpy_body(y: &mut [f32], a: f32, x: &[f32]);
 }

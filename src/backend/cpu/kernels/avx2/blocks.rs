@@ -1,8 +1,8 @@
 //! The formats with short blocks, the ternary ones, and the helpers that others share.
 
-use crate::backend::cpu::kernels::each::each;
 use super::{Super, Unpack, unpack};
-use crate::quant::fp4::{E2M1_DOUBLED, e8m0_half_to_f32, ue4m3_half_to_f32};
+use crate::backend::cpu::kernels::each::each;
+use crate::quant::fp4::{E2M1_DOUBLED, ue4m3_half_to_f32};
 use std::arch::x86_64::*;
 
 /// From natural order to the two halves of the layout.
@@ -27,7 +27,10 @@ pub(super) fn transpose(x: [__m256i; 8]) -> [[__m256i; 4]; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn spread(by_32: __m256) -> [__m256; 2] {
-    [_mm256_permute2f128_ps::<0x00>(by_32, by_32), _mm256_permute2f128_ps::<0x11>(by_32, by_32)]
+    [
+        _mm256_permute2f128_ps::<0x00>(by_32, by_32),
+        _mm256_permute2f128_ps::<0x11>(by_32, by_32),
+    ]
 }
 
 /// Values of the sixteen groups of 16 to lanes.
@@ -41,10 +44,12 @@ pub(super) fn spread16(by_16: [__m256; 2]) -> [__m256; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn scales16<const SIGNED: bool>(bytes: __m128i, d: f32) -> [__m256; 2] {
-    spread16(each!(2 of [bytes, _mm_unpackhi_epi64(bytes, bytes)], |bytes| {
-        let wide = if SIGNED { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
-        _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(d))
-    }))
+    spread16(
+        each!(2 of [bytes, _mm_unpackhi_epi64(bytes, bytes)], |bytes| {
+            let wide = if SIGNED { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
+            _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(d))
+        }),
+    )
 }
 
 /// Eight bytes, one for each group of 32, times `d`.
@@ -94,7 +99,10 @@ pub(super) fn zeros() -> [__m256; 2] {
 pub(super) unsafe fn nibbles(p: *const u8) -> __m256i {
     // SAFETY: see above.
     let x = unsafe { _mm_loadu_si128(p.cast()) };
-    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(x), x), _mm256_set1_epi8(0x0f))
+    _mm256_and_si256(
+        _mm256_set_m128i(_mm_srli_epi16::<4>(x), x),
+        _mm256_set1_epi8(0x0f),
+    )
 }
 
 /// A byte of ones for every bit that is set.
@@ -103,7 +111,12 @@ pub(super) unsafe fn nibbles(p: *const u8) -> __m256i {
 pub(super) fn bits_to_bytes(bits: i32) -> __m256i {
     let x = _mm256_shuffle_epi8(
         _mm256_set1_epi32(bits),
-        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303),
+        _mm256_setr_epi64x(
+            0,
+            0x0101_0101_0101_0101,
+            0x0202_0202_0202_0202,
+            0x0303_0303_0303_0303,
+        ),
     );
     let select = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
     _mm256_cmpeq_epi8(_mm256_and_si256(x, select), select)
@@ -118,7 +131,10 @@ pub(super) fn bits_to_bytes(bits: i32) -> __m256i {
 unsafe fn five_bits(p: *const u8, bits: *const u8) -> __m256i {
     // SAFETY: see above.
     let (low, bits) = unsafe { (nibbles(p), bits.cast::<i32>().read_unaligned()) };
-    _mm256_or_si256(low, _mm256_and_si256(bits_to_bytes(bits), _mm256_set1_epi8(16)))
+    _mm256_or_si256(
+        low,
+        _mm256_and_si256(bits_to_bytes(bits), _mm256_set1_epi8(16)),
+    )
 }
 
 /// Looks nibbles up in a table of 16 values, and adds an offset.
@@ -127,7 +143,10 @@ unsafe fn five_bits(p: *const u8, bits: *const u8) -> __m256i {
 pub(super) fn look_up16(nibbles: __m256i, table: &[i8; 16], offset: i8) -> __m256i {
     // SAFETY: the table is 16 bytes.
     let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
-    _mm256_add_epi8(_mm256_shuffle_epi8(table, nibbles), _mm256_set1_epi8(offset))
+    _mm256_add_epi8(
+        _mm256_shuffle_epi8(table, nibbles),
+        _mm256_set1_epi8(offset),
+    )
 }
 
 unpack! { Q4_0, 8 * 18, shift: Some(3), mins: false, max: 15, |p| {
@@ -189,10 +208,17 @@ unpack! { Q2_0, 4 * 18, shift: Some(0), mins: false, max: 3, |p| {
 }}
 
 unpack! { MXFP4, 8 * 17, shift: Some(4), mins: false, max: 28, |p| {
-    let d: [f32; 8] = each!(8, |n| e8m0_half_to_f32(*p.add(17 * n)));
+    let at = |i: usize| u64::from(*p.add(17 * i)) << (8 * i);
+    let e = at(0) | at(1) | at(2) | at(3) | at(4) | at(5) | at(6) | at(7);
+    let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e as i64));
+    // Half of 2^(e - 127): exponent e - 1, or a subnormal number.
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+    let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+    let small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    let scale = _mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, small));
     Super {
         q: each!(8, |n| look_up16(nibbles(p.add(17 * n + 1)), &E2M1_DOUBLED, 16)),
-        scale: spread(_mm256_loadu_ps(d.as_ptr())),
+        scale: spread(scale),
         min: zeros(),
     }
 }}

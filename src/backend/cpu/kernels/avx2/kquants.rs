@@ -1,8 +1,8 @@
 //! Q2_K to Q6_K.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{half, scales8, scales16, zeros};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Two-bit fields: 128 weights are 32 bytes, field by field.
@@ -38,7 +38,14 @@ unsafe fn k_nibbles(p: *const u8) -> [__m256i; 8] {
     each!(8, |n| {
         // SAFETY: see above.
         let x = unsafe { _mm256_loadu_si256(p.add(32 * (n / 2)).cast()) };
-        _mm256_and_si256(if n % 2 == 0 { x } else { _mm256_srli_epi16::<4>(x) }, mask)
+        _mm256_and_si256(
+            if n % 2 == 0 {
+                x
+            } else {
+                _mm256_srli_epi16::<4>(x)
+            },
+            mask,
+        )
     })
 }
 
@@ -54,7 +61,9 @@ unsafe fn scales_and_mins(p: *const u8) -> ([__m256; 2], [__m256; 2]) {
     // SAFETY: see above.
     let (d, dmin) = unsafe { (half(p), half(p.add(2))) };
     let (a, b, c) = (at(1), at(2), at(3));
-    let join = |low: u64, high: u64| low & 0x3f3f_3f3f | (high & 0x0f0f_0f0f | (low >> 2) & 0x3030_3030) << 32;
+    let join = |low: u64, high: u64| {
+        low & 0x3f3f_3f3f | (high & 0x0f0f_0f0f | (low >> 2) & 0x3030_3030) << 32
+    };
     (scales8(join(a, c), d), scales8(join(b, c >> 4), -dmin))
 }
 

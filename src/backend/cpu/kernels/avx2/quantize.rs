@@ -1,9 +1,9 @@
 //! Activations to 8 bits.
 
-use crate::backend::cpu::kernels::each::each;
 use super::super::activations::{ActBlock, inverse_scale};
 use super::super::layout::SUPER;
 use super::blocks::{spread, transpose};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// The same bytes as the scalar version.
@@ -24,9 +24,13 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
             let inverse = _mm256_set1_ps(inverse_scale(max));
             let q = each!(4 of x, |x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
             // Packing works within 128 bits; the permutation puts the dwords in order again.
-            let words = [_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])];
+            let words = [
+                _mm256_packs_epi32(q[0], q[1]),
+                _mm256_packs_epi32(q[2], q[3]),
+            ];
             let bytes = _mm256_packs_epi16(words[0], words[1]);
-            let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            let bytes =
+                _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
             _mm256_max_epi8(bytes, _mm256_set1_epi8(-127))
         });
         let q = transpose(natural);
@@ -34,9 +38,9 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
         let ones = _mm256_set1_epi8(1);
         for half in 0..2 {
             let mut sums = _mm256_setzero_si256();
-            for j in 0..4 {
-                _mm256_store_si256(out.q.as_mut_ptr().add(64 * j + 32 * half).cast(), q[half][j]);
-                let pairs = _mm256_maddubs_epi16(ones, q[half][j]);
+            for (j, &q) in q[half].iter().enumerate() {
+                _mm256_store_si256(out.q.as_mut_ptr().add(64 * j + 32 * half).cast(), q);
+                let pairs = _mm256_maddubs_epi16(ones, q);
                 sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
             _mm256_store_ps(out.scale.as_mut_ptr().add(8 * half), scale[half]);

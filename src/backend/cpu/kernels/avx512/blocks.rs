@@ -1,7 +1,7 @@
 //! The formats with blocks of 32 and the helpers that others share.
 
-use crate::backend::cpu::kernels::each::each;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Four vectors of 16 dwords, built at compile time.
@@ -90,7 +90,10 @@ pub(super) unsafe fn load_8x16(p: *const u8, stride: usize) -> [__m512i; 2] {
     // SAFETY: see above.
     let at = |i: usize| unsafe { _mm_loadu_si128(p.add(i * stride).cast()) };
     let four = |i: usize| {
-        let (low, high) = (_mm256_set_m128i(at(i + 1), at(i)), _mm256_set_m128i(at(i + 3), at(i + 2)));
+        let (low, high) = (
+            _mm256_set_m128i(at(i + 1), at(i)),
+            _mm256_set_m128i(at(i + 3), at(i + 2)),
+        );
         _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
     };
     [four(0), four(4)]
@@ -145,7 +148,10 @@ fn add_fifth_bit(q: [__m512i; 4], bits: __m512i) -> [__m512i; 4] {
     }
     const BYTES: [[u8; 64]; 2] = [bytes(0), bytes(1)];
     let x = each!(2 of [0, 1], |i| _mm512_shuffle_epi8(bits, load_bytes(&BYTES[i])));
-    let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
+    let select = [
+        _mm512_set1_epi32(0x0804_0201),
+        _mm512_set1_epi32(0x8040_2010u32 as i32),
+    ];
     each!(4, |j| {
         let set = _mm512_test_epi8_mask(x[j / 2], select[j % 2]);
         _mm512_mask_add_epi8(q[j], set, q[j], _mm512_set1_epi8(16))

@@ -33,7 +33,8 @@ pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn window<U: Unpack, const T: usize>(job: &Job) {
     let count = job.tokens.len();
-    let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
+    let acts: [*const ActBlock; T] =
+        std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
     let blocks = superblocks(job.k);
     let whole = job.k / SUPER;
     for row in job.rows.clone() {
@@ -97,7 +98,11 @@ unsafe fn accumulate<U: Unpack, const T: usize>(w: Super, acts: &[*const ActBloc
             let scale = _mm512_mul_ps(w.scale, _mm512_load_ps((&raw const (*act).scale).cast()));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, *sum);
             if U::MINS {
-                *sum = _mm512_fmadd_ps(w.min, _mm512_load_ps((&raw const (*act).scaled_sum).cast()), *sum);
+                *sum = _mm512_fmadd_ps(
+                    w.min,
+                    _mm512_load_ps((&raw const (*act).scaled_sum).cast()),
+                    *sum,
+                );
             }
         }
     }

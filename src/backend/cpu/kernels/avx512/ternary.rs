@@ -1,9 +1,9 @@
 //! TQ1_0 and TQ2_0: weights of -1, 0, 1.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{Index, half, load};
 use super::kquants::two_bits;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::backend::cpu::kernels::layout::GROUP_OF_LANE;
 use std::arch::x86_64::*;
 
@@ -33,7 +33,11 @@ const fn tq1(power: bool) -> Index {
             _ => (12, j),
         };
         let power_of_3 = [1, 3, 9, 27, 81][digit];
-        index[j][i % 16] = if power { power_of_3 * 0x0001_0001 } else { dword as i32 };
+        index[j][i % 16] = if power {
+            power_of_3 * 0x0001_0001
+        } else {
+            dword as i32
+        };
         i += 1;
     }
     index

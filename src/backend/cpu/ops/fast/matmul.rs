@@ -9,20 +9,20 @@ use super::super::super::pool::Poisoned;
 use super::super::super::vector::{self, Level};
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::matmul::{Finish, Part};
-use super::product::{Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
+use super::product::{Style, Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
 use crate::program::{GateActivation, MatMulPart, View};
 
 #[derive(Debug)]
 pub struct MatMul {
     x: Place,
     parts: Vec<Part>,
-    level: Level,
+    style: Style,
     /// Whether any weights want rounded activations.
     rounded: bool,
 }
 
 impl MatMul {
-    pub fn new(layout: &Layout<'_>, x: View, parts: &[MatMulPart], level: Level) -> Result<MatMul, String> {
+    pub fn new(layout: &Layout<'_>, x: View, parts: &[MatMulPart], style: Style) -> Result<MatMul, String> {
         let parts: Vec<Part> = parts.iter().map(|part| Part::new(layout, x, part)).collect::<Result<_, _>>()?;
         let x = layout.view(x)?;
         if parts.iter().any(|part| part.out.max_rows > x.max_rows) {
@@ -30,7 +30,7 @@ impl MatMul {
         }
         let matrices = parts.iter().flat_map(|p| [Some(&p.main), p.up.as_ref().map(|(m, _)| m)]).flatten();
         let rounded = matrices.into_iter().any(|m| !is_float(m.format));
-        Ok(MatMul { x, parts, level, rounded })
+        Ok(MatMul { x, parts, style, rounded })
     }
 }
 
@@ -49,7 +49,7 @@ impl Kernel for MatMul {
     fn scratch_bytes(&self) -> usize {
         let few = self.x.max_rows.min(FEW_ROWS);
         block_bytes(few, self.x.width)
-            + Tools::scratch_bytes(self.x.width)
+            + Tools::scratch_bytes(self.style, self.x.width, self.x.max_rows)
             + 2 * carve_bytes::<f32>(result_floats(self.x.max_rows))
     }
 
@@ -61,12 +61,12 @@ impl Kernel for MatMul {
         let run = thread.run;
         let source = Source { x: self.x.read(run), split: 1 };
         let rows = source.len();
-        let activations = Activations::new(thread, self.level, source, self.rounded)?;
+        let activations = Activations::new(thread, self.style, source, self.rounded)?;
         let tile = tile_rows(rows);
         let tiles = |part: &Part| part.out.width.div_ceil(tile);
         let mut deal = Deal::new(thread, self.parts.iter().map(|p| tiles(p) as u64 * row_cost(p)).sum());
         let mut scratch = std::mem::take(&mut thread.scratch);
-        let mut tools = Tools::new(self.x.width, &mut scratch);
+        let mut tools = Tools::new(self.style, self.x.max_rows, &mut scratch);
         let floats = result_floats(self.x.max_rows);
         let mut results = Results { main: carve(&mut scratch, floats), up: carve(&mut scratch, floats) };
         let step = rows_that_fit(rows, floats);
@@ -76,7 +76,7 @@ impl Kernel for MatMul {
             let end = (mine.end * tile).min(part.out.width);
             for first in (mine.start * tile..end).step_by(step) {
                 let columns = first..(first + step).min(end);
-                part_of(part, run, columns, rows, &activations, &mut results, &mut tools, self.level, &out);
+                part_of(part, run, columns, rows, &activations, &mut results, &mut tools, self.style.level, &out);
             }
         }
         Ok(())

@@ -6,3 +6,5 @@ pub mod delta;
 pub mod matmul;
 pub mod moe;
 mod product;
+
+pub use product::{Rounding, Style};

@@ -3,11 +3,11 @@
 use super::super::super::exec::{Kernel, Run, Thread};
 use super::super::super::kernels::{Tokens, is_float};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, Level};
+use super::super::super::vector;
 use super::super::super::view::{carve, carve_bytes};
 use super::super::moe::{self, Groups, expert_scale};
 use super::matmul::gate;
-use super::product::{Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
+use super::product::{Style, Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
 use std::ops::Range;
 
 /// What unpacking a row of weights costs in a large window, in multiples of multiplying it with one token.
@@ -16,13 +16,13 @@ const UNPACK_COST: u64 = 16;
 #[derive(Debug)]
 pub struct ExpertGated {
     pub op: moe::ExpertGated,
-    pub level: Level,
+    pub style: Style,
 }
 
 #[derive(Debug)]
 pub struct ExpertDown {
     pub op: moe::ExpertDown,
-    pub level: Level,
+    pub style: Style,
 }
 
 impl ExpertGated {
@@ -44,7 +44,7 @@ impl Kernel for ExpertGated {
         let (max_rows, width) = (op.x.max_rows, op.x.width);
         block_bytes(max_rows.min(FEW_ROWS), width)
             + Groups::scratch_bytes(op.gate.0.experts, max_rows * op.ids.width)
-            + Tools::scratch_bytes(width)
+            + Tools::scratch_bytes(self.style, width, max_rows)
             + 2 * carve_bytes::<f32>(result_floats(max_rows))
             + carve_bytes::<u32>(max_rows * op.ids.width)
     }
@@ -58,11 +58,11 @@ impl Kernel for ExpertGated {
         let (op, run) = (&self.op, thread.run);
         let source = Source { x: op.x.read(run), split: 1 };
         let rows = source.len();
-        let activations = Activations::new(thread, self.level, source, self.rounded())?;
+        let activations = Activations::new(thread, self.style, source, self.rounded())?;
         let out = op.out.write::<f32>(thread);
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.gate.0.experts, &mut scratch);
-        let mut tools = Tools::new(op.x.width, &mut scratch);
+        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results = Results {
             main: carve(&mut scratch, floats),
@@ -120,7 +120,7 @@ impl ExpertGated {
                 out[..len].iter_mut().for_each(|v| *v *= scale);
             }
         }
-        gate(self.level, self.op.activation, &mut main[..len], &up[..len]);
+        gate(self.style.level, self.op.activation, &mut main[..len], &up[..len]);
     }
 }
 
@@ -136,7 +136,7 @@ impl Kernel for ExpertDown {
         let (max_rows, used) = (op.x.max_rows, op.ids.width);
         block_bytes(max_rows.min(FEW_ROWS) * used, op.down.0.cols)
             + Groups::scratch_bytes(op.down.0.experts, max_rows * used)
-            + Tools::scratch_bytes(op.down.0.cols)
+            + Tools::scratch_bytes(self.style, op.down.0.cols, max_rows)
             + carve_bytes::<f32>(result_floats(max_rows))
     }
 
@@ -152,13 +152,13 @@ impl Kernel for ExpertDown {
         let used = op.ids.width;
         let source = Source { x: op.x.read(run), split: used };
         let rows = source.x.rows();
-        let activations = Activations::new(thread, self.level, source, self.rounded())?;
+        let activations = Activations::new(thread, self.style, source, self.rounded())?;
         let weights = op.weights.read::<f32>(run);
         let out = op.out.write::<f32>(thread);
         let member = thread.member();
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.down.0.experts, &mut scratch);
-        let mut tools = Tools::new(op.down.0.cols, &mut scratch);
+        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results: &mut [f32] = carve(&mut scratch, floats);
         let tile = tile_rows(rows);
@@ -180,7 +180,7 @@ impl Kernel for ExpertDown {
                         let (row, j) = (*choice as usize / used, *choice as usize % used);
                         // SAFETY: these columns are this thread's.
                         let out = unsafe { out.part(row, range.clone()) };
-                        vector::axpy(self.level, out, weights.row(row)[j] * scale, values);
+                        vector::axpy(self.style.level, out, weights.row(row)[j] * scale, values);
                     }
                 }
             }

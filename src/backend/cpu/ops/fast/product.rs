@@ -6,9 +6,8 @@ use super::super::super::exec::{Run, Thread};
 use super::super::super::kernels::{self, ActBlock, OutView, Scratch, ScratchBlock, Tokens, Weights};
 use super::super::super::layout::Matrix;
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, Level};
+use super::super::super::vector::Level;
 use super::super::super::view::{Mat, carve, carve_bytes};
-use super::super::matmul::decode;
 
 /// Windows up to this many rows are read-bound: every thread rounds the activations for itself instead of waiting.
 pub const FEW_ROWS: usize = 8;
@@ -65,42 +64,79 @@ impl<'a> Source<'a> {
 
 /// Activations ready to be multiplied.
 pub struct Activations<'a> {
-    level: Level,
+    style: Style,
     source: Source<'a>,
-    blocks: &'a [ActBlock],
+    /// Rounded once, and what was left over.
+    blocks: [&'a [ActBlock]; 2],
+}
+
+/// How activations are rounded for quantised weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// To 8 bits.
+    Once,
+    /// To 8 bits, and what is left over to 8 bits again: about 15 bits, for twice the products.
+    Twice,
+}
+
+/// What the fast kernels are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    pub level: Level,
+    pub rounding: Rounding,
 }
 
 /// Bytes of rounded activations for a source.
 pub fn block_bytes(rows: usize, width: usize) -> usize {
-    carve_bytes::<ActBlock>(rows * kernels::blocks_per_row(width))
+    2 * carve_bytes::<ActBlock>(rows * kernels::blocks_per_row(width))
+}
+
+/// Rounds a row into `first`, and what is left over into `second` if that is asked for.
+fn round_row(style: Style, x: &[f32], first: &mut [ActBlock], second: &mut [ActBlock], rest: &mut [f32]) {
+    let simd = style.level.simd();
+    kernels::quantize_row(simd, x, first);
+    if style.rounding == Rounding::Twice {
+        kernels::dequantize_row(first, rest);
+        rest.iter_mut().zip(x).for_each(|(rest, x)| *rest = x - *rest);
+        kernels::quantize_row(simd, rest, second);
+    }
 }
 
 impl<'a> Activations<'a> {
     /// Rounds the activations if `rounded`: into this thread's scratch where the window is small, else together into the shared
     /// scratch, which makes all threads meet.
-    pub fn new(thread: &mut Thread<'a>, level: Level, source: Source<'a>, rounded: bool) -> Result<Activations<'a>, Poisoned> {
-        let per_row = kernels::blocks_per_row(source.width());
+    pub fn new(thread: &mut Thread<'a>, style: Style, source: Source<'a>, rounded: bool) -> Result<Activations<'a>, Poisoned> {
+        let none: &[ActBlock] = &[];
+        let mut activations = Activations { style, source, blocks: [none; 2] };
         if !rounded {
-            return Ok(Activations { level, source, blocks: &[] });
+            return Ok(activations);
         }
+        let (per_row, len) = (kernels::blocks_per_row(source.width()), source.len());
+        let second_len = if style.rounding == Rounding::Twice { len * per_row } else { 0 };
+        let second_of = |i: usize| (i * per_row).min(second_len)..((i + 1) * per_row).min(second_len);
+        let rest: &mut [f32] = carve(&mut thread.scratch, source.width());
         if source.x.rows() <= FEW_ROWS {
-            let blocks: &mut [ActBlock] = carve(&mut thread.scratch, source.len() * per_row);
-            for (i, blocks) in blocks.chunks_exact_mut(per_row).enumerate() {
-                kernels::quantize_row(level.simd(), source.row(i), blocks);
+            let first: &mut [ActBlock] = carve(&mut thread.scratch, len * per_row);
+            let second: &mut [ActBlock] = carve(&mut thread.scratch, second_len);
+            for (i, first) in first.chunks_exact_mut(per_row).enumerate() {
+                round_row(style, source.row(i), first, &mut second[second_of(i)], rest);
             }
-            return Ok(Activations { level, source, blocks });
+            activations.blocks = [first, second];
+            return Ok(activations);
         }
         let shared = thread.run.shared;
-        for i in thread.member().share(source.len()) {
-            let offset = i * per_row * size_of::<ActBlock>();
-            // SAFETY: rows are dealt to the threads.
-            let blocks: &mut [ActBlock] = unsafe { shared.write(offset, per_row) };
-            kernels::quantize_row(level.simd(), source.row(i), blocks);
+        let at = |block: usize| block * size_of::<ActBlock>();
+        for i in thread.member().share(len) {
+            let range = second_of(i);
+            // SAFETY: rows are dealt to the threads; the second blocks of all rows come after all first ones.
+            let (first, second): (&mut [ActBlock], &mut [ActBlock]) =
+                unsafe { (shared.write(at(i * per_row), per_row), shared.write(at(len * per_row + range.start), range.len())) };
+            round_row(style, source.row(i), first, second, rest);
         }
         thread.team.meet(|| ())?;
         // SAFETY: nothing writes the shared scratch again in this step.
-        let blocks = unsafe { shared.read(0, source.len() * per_row) };
-        Ok(Activations { level, source, blocks })
+        activations.blocks = unsafe { [shared.read(0, len * per_row), shared.read(at(len * per_row), second_len)] };
+        Ok(activations)
     }
 
     /// `out[i][r] = matrix[rows.start + r] · activations[tokens[i]]`, rows of `out` adjoining.
@@ -117,48 +153,42 @@ impl<'a> Activations<'a> {
         if count == 0 || tokens.is_empty() {
             return;
         }
-        if kernels::is_float(matrix.format) {
-            return self.multiply_floats(run, (matrix, expert), rows, &tokens, out, tools.row);
-        }
         let bytes = matrix.rows(run, expert, rows.start, count);
         let Some(weights) = Weights::new(matrix.format, bytes, count, matrix.cols) else { return };
-        let view = OutView::new(out, tokens.len(), count, count);
+        let (simd, len) = (self.style.level.simd(), tokens.len());
+        if kernels::is_float(matrix.format) {
+            return self.multiply_floats(weights, &tokens, out);
+        }
+        let [first, second] = self.blocks;
         let mut scratch = Scratch::new(tools.blocks);
-        kernels::product(self.level.simd(), weights, 0..count, self.blocks, tokens, view, &mut scratch);
+        let view = OutView::new(out, len, count, count);
+        kernels::product(simd, weights, 0..count, first, tokens.clone(), view, &mut scratch);
+        if !second.is_empty() {
+            let view = OutView::new(tools.second, len, count, count);
+            kernels::product(simd, weights, 0..count, second, tokens, view, &mut scratch);
+            out[..len * count].iter_mut().zip(&*tools.second).for_each(|(out, second)| *out += second);
+        }
     }
 
-    fn multiply_floats(
-        &self,
-        run: &Run<'_>,
-        (matrix, expert): (&Matrix, usize),
-        rows: Range<usize>,
-        tokens: &Tokens<'_>,
-        out: &mut [f32],
-        decoded: &mut [f32],
-    ) {
-        let count = rows.len();
-        let token = |i: usize| match tokens {
-            Tokens::Rows(range) => range.start + i,
-            Tokens::List(list) => list[i] as usize,
-        };
-        for (r, row) in rows.enumerate() {
-            let bytes = matrix.row(run, expert, row);
-            let weights = match bytemuck::try_cast_slice(bytes) {
-                Ok(weights) if matrix.format == crate::quant::Format::F32 => weights,
-                _ => {
-                    decode(matrix, run, expert, row, decoded);
-                    &decoded[..]
-                }
-            };
-            let whole = tokens.len() / 4 * 4;
-            for i in (0..whole).step_by(4) {
-                let dots = vector::dot4(self.level, weights, std::array::from_fn(|n| self.source.row(token(i + n))));
-                for (n, dot) in dots.into_iter().enumerate() {
-                    out[(i + n) * count + r] = dot;
-                }
+    /// Neighbouring rows of activations in one product, listed ones one by one.
+    fn multiply_floats(&self, weights: Weights<'_>, tokens: &Tokens<'_>, out: &mut [f32]) {
+        let (simd, count) = (self.style.level.simd(), weights.rows());
+        match tokens {
+            Tokens::Rows(range) if self.source.split == 1 => {
+                let (x, stride) = self.source.x.spanning(range.clone());
+                let view = OutView::new(out, range.len(), count, count);
+                kernels::floats::product_f32(simd, weights, 0..count, x, stride, range.len(), view);
             }
-            for i in whole..tokens.len() {
-                out[i * count + r] = vector::dot(self.level, weights, self.source.row(token(i)));
+            _ => {
+                for i in 0..tokens.len() {
+                    let token = match tokens {
+                        Tokens::Rows(range) => range.start + i,
+                        Tokens::List(list) => list[i] as usize,
+                    };
+                    let x = self.source.row(token);
+                    let view = OutView::new(&mut out[i * count..(i + 1) * count], 1, count, count);
+                    kernels::floats::product_f32(simd, weights, 0..count, x, x.len(), 1, view);
+                }
             }
         }
     }
@@ -166,23 +196,33 @@ impl<'a> Activations<'a> {
 
 /// Working memory of a thread for products.
 pub struct Tools<'s> {
-    row: &'s mut [f32],
     blocks: &'s mut [ScratchBlock],
+    /// Results of the second rounding.
+    second: &'s mut [f32],
 }
 
 impl<'s> Tools<'s> {
-    pub fn scratch_bytes(width: usize) -> usize {
-        carve_bytes::<f32>(width) + carve_bytes::<ScratchBlock>(Scratch::BLOCKS)
+    pub fn scratch_bytes(style: Style, width: usize, max_tokens: usize) -> usize {
+        carve_bytes::<ScratchBlock>(Scratch::BLOCKS)
+            + carve_bytes::<f32>(second_floats(style, max_tokens))
+            + carve_bytes::<f32>(width)
     }
 
-    pub fn new(width: usize, scratch: &mut &'s mut [u8]) -> Tools<'s> {
-        Tools { row: carve(scratch, width), blocks: carve(scratch, Scratch::BLOCKS) }
+    pub fn new(style: Style, max_tokens: usize, scratch: &mut &'s mut [u8]) -> Tools<'s> {
+        Tools { blocks: carve(scratch, Scratch::BLOCKS), second: carve(scratch, second_floats(style, max_tokens)) }
     }
 }
 
+fn second_floats(style: Style, max_tokens: usize) -> usize {
+    if style.rounding == Rounding::Twice { result_floats(max_tokens) } else { 0 }
+}
+
+/// Output rows that are multiplied in one go: the kernels of large windows pack the activations anew for each.
+const ROWS_AT_ONCE: usize = 192;
+
 /// Floats that hold the results of one tile for the largest window. With few rows a tile is much wider than one panel.
 pub fn result_floats(max_tokens: usize) -> usize {
-    (max_tokens * tile_rows(max_tokens)).max(8192)
+    (max_tokens * ROWS_AT_ONCE).max(8192)
 }
 
 /// Output rows for which the results of `tokens` tokens fit into `floats`: whole tiles.
