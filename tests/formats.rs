@@ -50,8 +50,7 @@ struct Vectors {
 
 fn read_vectors(info: &FormatInfo) -> Vectors {
     let path = vectors_dir().join(format!("{}.bin", info.name));
-    let file = fs::read(&path)
-        .unwrap_or_else(|e| panic!("{} has no vectors: {}: {e}", info.name, path.display()));
+    let file = fs::read(&path).unwrap_or_else(|e| panic!("{} has no vectors: {}: {e}", info.name, path.display()));
     let mut fields = Fields(&file);
     assert_eq!(fields.bytes(4), b"STRV");
     assert_eq!(fields.u32(), 1, "version");
@@ -73,20 +72,12 @@ fn read_vectors(info: &FormatInfo) -> Vectors {
 
 /// The bits, with one pattern for all NaNs.
 fn bits(weight: f32) -> u32 {
-    if weight.is_nan() {
-        0x7fc0_0000
-    } else {
-        weight.to_bits()
-    }
+    if weight.is_nan() { 0x7fc0_0000 } else { weight.to_bits() }
 }
 
 fn fnv1a(weights: &[f32]) -> u64 {
-    let bytes = weights
-        .iter()
-        .flat_map(|&weight| bits(weight).to_le_bytes());
-    bytes.fold(0xcbf2_9ce4_8422_2325, |state, byte| {
-        (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    })
+    let bytes = weights.iter().flat_map(|&weight| bits(weight).to_le_bytes());
+    bytes.fold(0xcbf2_9ce4_8422_2325, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 fn decode(format: Format, bytes: &[u8]) -> Vec<f32> {
@@ -110,17 +101,11 @@ fn every_format_decodes_like_the_reference_bit_for_bit() {
         let first_full = weights.len() - vectors.full.len();
         for (i, (&got, &expected)) in weights[first_full..].iter().zip(&vectors.full).enumerate() {
             let (block, weight) = ((first_full + i) / info.block_len, i % info.block_len);
-            assert_eq!(
-                bits(got),
-                bits(expected),
-                "{} block {block} weight {weight}: {got} {expected}",
-                info.name
-            );
+            assert_eq!(bits(got), bits(expected), "{} block {block} weight {weight}: {got} {expected}", info.name);
         }
         let group_len = vectors.blocks_per_hash * info.block_len;
         assert_eq!(vectors.block_count % vectors.blocks_per_hash, 0);
-        for (group, (weights, &hash)) in weights.chunks(group_len).zip(&vectors.hashes).enumerate()
-        {
+        for (group, (weights, &hash)) in weights.chunks(group_len).zip(&vectors.hashes).enumerate() {
             assert_eq!(fnv1a(weights), hash, "{}: hash group {group}", info.name);
         }
     }
@@ -135,23 +120,10 @@ fn blocks_decode_alone_and_at_any_address() {
         for shift in 1..4 {
             let moved = [&vec![0; shift], blocks].concat();
             let again = decode(info.format, &moved[shift..]);
-            assert!(
-                together
-                    .iter()
-                    .map(|&w| bits(w))
-                    .eq(again.iter().map(|&w| bits(w))),
-                "{}",
-                info.name
-            );
+            assert!(together.iter().map(|&w| bits(w)).eq(again.iter().map(|&w| bits(w))), "{}", info.name);
         }
-        let alone = blocks
-            .chunks(info.block_bytes)
-            .flat_map(|block| decode(info.format, block));
-        assert!(
-            together.iter().map(|&w| bits(w)).eq(alone.map(bits)),
-            "{}",
-            info.name
-        );
+        let alone = blocks.chunks(info.block_bytes).flat_map(|block| decode(info.format, block));
+        assert!(together.iter().map(|&w| bits(w)).eq(alone.map(bits)), "{}", info.name);
     }
 }
 
@@ -163,30 +135,12 @@ fn wrong_lengths_are_refused() {
         for wrong in [0, 1, 2 * bytes, 3 * bytes - 1, 3 * bytes + 1, 4 * bytes] {
             let result = format.decode_row(&vec![0; wrong], &mut out);
             let expected = 3 * bytes as u64;
-            assert_eq!(
-                result,
-                Err(QuantError::RowBytes {
-                    format,
-                    weights: 3 * len,
-                    bytes: wrong,
-                    expected
-                })
-            );
+            assert_eq!(result, Err(QuantError::RowBytes { format, weights: 3 * len, bytes: wrong, expected }));
         }
-        assert!(
-            out.iter().all(|&weight| weight == 7.0),
-            "nothing is written on an error"
-        );
+        assert!(out.iter().all(|&weight| weight == 7.0), "nothing is written on an error");
         if len > 1 {
             let result = format.decode_row(&vec![0; 3 * bytes], &mut out[1..]);
-            assert_eq!(
-                result,
-                Err(QuantError::PartialBlock {
-                    format,
-                    weights: 3 * len - 1,
-                    block_len: len
-                })
-            );
+            assert_eq!(result, Err(QuantError::PartialBlock { format, weights: 3 * len - 1, block_len: len }));
         }
         assert_eq!(format.decode_row(&[], &mut []), Ok(()));
         assert_eq!(format.dot_row(&[], &[]), 0.0);
@@ -220,16 +174,9 @@ fn dot_rows_have_the_documented_order_of_sums() {
         // the last blocks have finite scales; odd counts leave a partial group of lanes in the formats of one weight
         for blocks in [1, 2, 3, 9, 100, 155] {
             let row = &vectors.blocks[vectors.blocks.len() - blocks * info.block_bytes..];
-            let x: Vec<f32> = (0..blocks * info.block_len)
-                .map(|i| (i as f32 * 0.7).sin())
-                .collect();
+            let x: Vec<f32> = (0..blocks * info.block_len).map(|i| (i as f32 * 0.7).sin()).collect();
             let expected = dot_by_definition(&decode(info.format, row), &x);
-            assert_eq!(
-                bits(info.format.dot_row(row, &x)),
-                bits(expected),
-                "{} {blocks}",
-                info.name
-            );
+            assert_eq!(bits(info.format.dot_row(row, &x)), bits(expected), "{} {blocks}", info.name);
         }
     }
 }
@@ -248,11 +195,7 @@ fn encoders_write_the_bytes_of_the_reference() {
         let expected = fields.bytes(bytes);
         let encoded = encode(format, &weights);
         let block_bytes = format.info().block_bytes;
-        for (i, (got, expected)) in encoded
-            .chunks(block_bytes)
-            .zip(expected.chunks(block_bytes))
-            .enumerate()
-        {
+        for (i, (got, expected)) in encoded.chunks(block_bytes).zip(expected.chunks(block_bytes)).enumerate() {
             assert_eq!(got, expected, "{format} block {i}");
         }
     }
@@ -299,12 +242,7 @@ fn absolute_bound(format: Format) -> f32 {
 #[test]
 fn every_encoder_has_an_error_bound() {
     for info in FORMATS {
-        assert_eq!(
-            info.encode.is_some(),
-            relative_bound(info.format).is_some(),
-            "{}",
-            info.name
-        );
+        assert_eq!(info.encode.is_some(), relative_bound(info.format).is_some(), "{}", info.name);
     }
 }
 

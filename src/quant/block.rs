@@ -86,18 +86,13 @@ pub(super) fn abs_max(values: &[f32]) -> f32 {
 
 /// The value of the largest magnitude, with its sign; the first of equals. 0 for no values.
 pub(super) fn extreme(values: &[f32]) -> f32 {
-    values.iter().fold(
-        0.0,
-        |max: f32, &value| if value.abs() > max.abs() { value } else { max },
-    )
+    values.iter().fold(0.0, |max: f32, &value| if value.abs() > max.abs() { value } else { max })
 }
 
 /// The smallest and the largest value.
 pub(super) fn min_max(values: &[f32]) -> (f32, f32) {
     let start = (f32::INFINITY, f32::NEG_INFINITY);
-    values
-        .iter()
-        .fold(start, |(min, max), &value| (min.min(value), max.max(value)))
+    values.iter().fold(start, |(min, max), &value| (min.min(value), max.max(value)))
 }
 
 /// `1 / value`, or 0 where that is infinite: a block of zeros, or of numbers too small to count, gets the codes of zero.
@@ -140,10 +135,7 @@ pub(super) fn dot_blocks<B: Block>(bytes: &[u8], x: &[f32]) -> f32 {
     assert_eq!(blocks.len() * B::LEN, x.len(), "weights of the row");
     let mut lanes = [0.0f32; DOT_LANES];
     let mut weights = [0.0f32; MAX_BLOCK_LEN];
-    for (blocks, x) in blocks
-        .chunks(MAX_BLOCK_LEN / B::LEN)
-        .zip(x.chunks(MAX_BLOCK_LEN))
-    {
+    for (blocks, x) in blocks.chunks(MAX_BLOCK_LEN / B::LEN).zip(x.chunks(MAX_BLOCK_LEN)) {
         let weights = &mut weights[..x.len()];
         for (block, out) in blocks.iter().zip(weights.chunks_exact_mut(B::LEN)) {
             block.decode(out);
@@ -188,11 +180,7 @@ mod tests {
     fn every_half_converts_like_the_half_crate() {
         for bits in 0..=u16::MAX {
             let expected = half::f16::from_bits(bits).to_f32();
-            assert_eq!(
-                f16_bits_to_f32(bits).to_bits(),
-                expected.to_bits(),
-                "half {bits:#06x}"
-            );
+            assert_eq!(f16_bits_to_f32(bits).to_bits(), expected.to_bits(), "half {bits:#06x}");
             if !expected.is_nan() {
                 assert_eq!(F16Le::from_f32(expected).0, bits.to_le_bytes());
             }

@@ -26,8 +26,7 @@ pub struct BlockF16(pub F16Le);
 
 impl Block for BlockF16 {
     const LEN: usize = 1;
-    const ENCODE: Option<fn(&[f32]) -> Self> =
-        Some(|weights| BlockF16(F16Le::from_f32(weights[0])));
+    const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| BlockF16(F16Le::from_f32(weights[0])));
 
     #[inline]
     fn decode(&self, out: &mut [f32]) {

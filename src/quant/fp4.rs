@@ -64,10 +64,7 @@ impl Block for BlockMXFP4 {
         let e = biased_exponent.saturating_sub(2) as u8;
         let scale = e8m0_half_to_f32(e);
         let codes = std::array::from_fn(|j| nearest_e2m1(weights[j], scale));
-        BlockMXFP4 {
-            e,
-            qs: pack_nibbles(&codes),
-        }
+        BlockMXFP4 { e, qs: pack_nibbles(&codes) }
     });
 
     #[inline]
@@ -82,18 +79,12 @@ impl Block for BlockMXFP4 {
 impl Block for BlockNVFP4 {
     const LEN: usize = 64;
     const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| {
-        let mut block = BlockNVFP4 {
-            d: [0; 4],
-            qs: [0; 32],
-        };
+        let mut block = BlockNVFP4 { d: [0; 4], qs: [0; 32] };
         for (s, weights) in weights.chunks_exact(16).enumerate() {
             block.d[s] = nearest_ue4m3(abs_max(weights) / 6.0);
             let scale = ue4m3_half_to_f32(block.d[s]);
             for j in 0..8 {
-                let (low, high) = (
-                    nearest_e2m1(weights[j], scale),
-                    nearest_e2m1(weights[j + 8], scale),
-                );
+                let (low, high) = (nearest_e2m1(weights[j], scale), nearest_e2m1(weights[j + 8], scale));
                 block.qs[8 * s + j] = low | high << 4;
             }
         }
@@ -116,23 +107,11 @@ impl Block for BlockNVFP4 {
 /// The code whose value times `scale` is nearest to `weight`; the first of equals.
 fn nearest_e2m1(weight: f32, scale: f32) -> u8 {
     let error = |code: u8| (scale * f32::from(E2M1_DOUBLED[usize::from(code)]) - weight).abs();
-    (0..16).fold(0, |best, code| {
-        if error(code) < error(best) {
-            code
-        } else {
-            best
-        }
-    })
+    (0..16).fold(0, |best, code| if error(code) < error(best) { code } else { best })
 }
 
 /// The E4M3 number nearest to `value`, at least 0 and at most 448 (0x7e); the smaller of equals.
 fn nearest_ue4m3(value: f32) -> u8 {
     let error = |bits: u8| (2.0 * ue4m3_half_to_f32(bits) - value).abs();
-    (0..0x7f).fold(0, |best, bits| {
-        if error(bits) < error(best) {
-            bits
-        } else {
-            best
-        }
-    })
+    (0..0x7f).fold(0, |best, bits| if error(bits) < error(best) { bits } else { best })
 }

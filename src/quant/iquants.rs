@@ -4,10 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::block::{Block, F16Le, U16Le, extreme, inverse, nibble};
-use super::iq_grids::{
-    IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS,
-    SIGN_BYTES,
-};
+use super::iq_grids::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS, SIGN_BYTES};
 use super::legacy::{nibbles, pack_nibbles};
 
 const LEN: usize = 256;
@@ -183,12 +180,7 @@ impl Block for BlockIQ2XS {
         for (i, out) in out.chunks_exact_mut(8).enumerate() {
             let scale = iq2_scale(d, nibble(self.scales[i / 4], i / 2 % 2));
             let q = usize::from(self.qs[i].get());
-            signed_grid(
-                out,
-                scale,
-                &IQ2XS_GRID[q & 511].to_le_bytes(),
-                KSIGNS[q >> 9],
-            );
+            signed_grid(out, scale, &IQ2XS_GRID[q & 511].to_le_bytes(), KSIGNS[q >> 9]);
         }
     }
 }
@@ -255,19 +247,10 @@ impl Block for BlockIQ1S {
         for (group, out) in out.chunks_exact_mut(32).enumerate() {
             let qh = self.qh[group].get();
             let scale = d * f32::from(2 * ((qh >> 12) & 7) + 1);
-            let delta = if qh & 0x8000 == 0 {
-                IQ1_DELTA
-            } else {
-                -IQ1_DELTA
-            };
+            let delta = if qh & 0x8000 == 0 { IQ1_DELTA } else { -IQ1_DELTA };
             for (l, out) in out.chunks_exact_mut(8).enumerate() {
                 let high = usize::from((qh >> (3 * l)) & 7);
-                shifted_grid(
-                    out,
-                    scale,
-                    usize::from(self.qs[4 * group + l]) | high << 8,
-                    delta,
-                );
+                shifted_grid(out, scale, usize::from(self.qs[4 * group + l]) | high << 8, delta);
             }
         }
     }
@@ -285,12 +268,7 @@ impl Block for BlockIQ1M {
             let scale = d * f32::from(2 * code + 1);
             let high = nibble(self.qh[sixteen], i % 2);
             let delta = if high & 8 == 0 { IQ1_DELTA } else { -IQ1_DELTA };
-            shifted_grid(
-                out,
-                scale,
-                usize::from(self.qs[i]) | usize::from(high & 7) << 8,
-                delta,
-            );
+            shifted_grid(out, scale, usize::from(self.qs[i]) | usize::from(high & 7) << 8, delta);
         }
     }
 }
@@ -302,10 +280,7 @@ impl Block for BlockIQ4NL {
         let d = F16Le::from_f32(extreme(weights) / f32::from(IQ4_VALUES[0]));
         let inverse = inverse(d.to_f32());
         let codes = std::array::from_fn(|j| nearest_iq4(weights[j] * inverse));
-        BlockIQ4NL {
-            d,
-            qs: pack_nibbles(&codes),
-        }
+        BlockIQ4NL { d, qs: pack_nibbles(&codes) }
     });
 
     #[inline]
@@ -346,11 +321,5 @@ impl BlockIQ4XS {
 /// The code whose value is nearest; the first of equals.
 fn nearest_iq4(value: f32) -> u8 {
     let error = |code: u8| (f32::from(IQ4_VALUES[usize::from(code)]) - value).abs();
-    (0..16).fold(0, |best, code| {
-        if error(code) < error(best) {
-            code
-        } else {
-            best
-        }
-    })
+    (0..16).fold(0, |best, code| if error(code) < error(best) { code } else { best })
 }

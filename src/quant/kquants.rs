@@ -81,10 +81,7 @@ pub fn scale_and_min(packed: &[u8; 12], group: usize) -> (u8, u8) {
         return (packed[group] & 63, packed[group + 4] & 63);
     }
     let low = packed[group + 4];
-    (
-        (low & 0x0f) | (packed[group - 4] >> 6) << 4,
-        (low >> 4) | (packed[group] >> 6) << 4,
-    )
+    ((low & 0x0f) | (packed[group - 4] >> 6) << 4, (low >> 4) | (packed[group] >> 6) << 4)
 }
 
 /// The inverse of [`scale_and_min`] for all groups; values must be below 64.
@@ -145,10 +142,7 @@ impl Block for BlockQ3K {
 /// The 16 bytes and the shift of the two-bit codes of `group` (0..16) in Q2_K and Q3_K.
 #[inline]
 fn two_bit_place(qs: &[u8; 64], group: usize) -> (&[u8], usize) {
-    (
-        &qs[32 * (group / 8) + 16 * (group % 2)..][..16],
-        2 * (group % 8 / 2),
-    )
+    (&qs[32 * (group / 8) + 16 * (group % 2)..][..16], 2 * (group % 8 / 2))
 }
 
 impl Block for BlockQ4K {
@@ -220,12 +214,7 @@ fn encode_q4_k(weights: &[f32]) -> BlockQ4K {
     let (d, scale_codes) = six_bit_codes(&scales);
     let (dmin, min_codes) = six_bit_codes(&mins);
     let packed = pack_scales_and_mins(&scale_codes, &min_codes);
-    let mut block = BlockQ4K {
-        d,
-        dmin,
-        scales: packed,
-        qs: [0; 128],
-    };
+    let mut block = BlockQ4K { d, dmin, scales: packed, qs: [0; 128] };
     for (group, weights) in weights.chunks_exact(32).enumerate() {
         let inverse = inverse(d.to_f32() * f32::from(scale_codes[group]));
         let min = dmin.to_f32() * f32::from(min_codes[group]);
@@ -241,10 +230,7 @@ fn encode_q4_k(weights: &[f32]) -> BlockQ4K {
 fn six_bit_codes(values: &[f32; 8]) -> (F16Le, [u8; 8]) {
     let step = F16Le::from_f32(extreme(values) / 63.0);
     let inverse = inverse(step.to_f32());
-    (
-        step,
-        values.map(|value| (value * inverse).round().min(63.0) as u8),
-    )
+    (step, values.map(|value| (value * inverse).round().min(63.0) as u8))
 }
 
 /// Each group's scale gives its extreme weight the code -32; scales are rounded to 1/128 of the largest of the block.
@@ -256,19 +242,13 @@ fn encode_q6_k(weights: &[f32]) -> BlockQ6K {
     let d = F16Le::from_f32(extreme(&scales) / -128.0);
     let inverse_d = inverse(d.to_f32());
     let scales = scales.map(|scale| (scale * inverse_d).round() as i8);
-    let mut block = BlockQ6K {
-        ql: [0; 128],
-        qh: [0; 64],
-        scales,
-        d,
-    };
+    let mut block = BlockQ6K { ql: [0; 128], qh: [0; 64], scales, d };
     for (group, weights) in weights.chunks_exact(16).enumerate() {
         let inverse = inverse(d.to_f32() * f32::from(scales[group]));
         let (half, quarter, start) = (group / 8, group % 8 / 2, 16 * (group % 2));
         for (l, weight) in weights.iter().enumerate() {
             let q = ((weight * inverse).round().clamp(-32.0, 31.0) + 32.0) as u8;
-            block.ql[64 * half + 32 * (quarter % 2) + start + l] |=
-                (q & 0x0f) << (4 * (quarter / 2));
+            block.ql[64 * half + 32 * (quarter % 2) + start + l] |= (q & 0x0f) << (4 * (quarter / 2));
             block.qh[32 * half + start + l] |= (q >> 4) << (2 * quarter);
         }
     }

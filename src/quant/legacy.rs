@@ -57,10 +57,7 @@ impl Block for BlockQ4_0 {
     const LEN: usize = LEN;
     const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| {
         let (d, q) = symmetric_codes(weights, 8);
-        BlockQ4_0 {
-            d,
-            qs: pack_nibbles(&q),
-        }
+        BlockQ4_0 { d, qs: pack_nibbles(&q) }
     });
 
     #[inline]
@@ -76,11 +73,7 @@ impl Block for BlockQ4_1 {
     const LEN: usize = LEN;
     const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| {
         let (d, m, q) = affine_codes(weights, 15);
-        BlockQ4_1 {
-            d,
-            m,
-            qs: pack_nibbles(&q),
-        }
+        BlockQ4_1 { d, m, qs: pack_nibbles(&q) }
     });
 
     #[inline]
@@ -96,11 +89,7 @@ impl Block for BlockQ5_0 {
     const LEN: usize = LEN;
     const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| {
         let (d, q) = symmetric_codes(weights, 16);
-        BlockQ5_0 {
-            d,
-            qh: pack_fifth_bits(&q),
-            qs: pack_nibbles(&q),
-        }
+        BlockQ5_0 { d, qh: pack_fifth_bits(&q), qs: pack_nibbles(&q) }
     });
 
     #[inline]
@@ -116,12 +105,7 @@ impl Block for BlockQ5_1 {
     const LEN: usize = LEN;
     const ENCODE: Option<fn(&[f32]) -> Self> = Some(|weights| {
         let (d, m, q) = affine_codes(weights, 31);
-        BlockQ5_1 {
-            d,
-            m,
-            qh: pack_fifth_bits(&q),
-            qs: pack_nibbles(&q),
-        }
+        BlockQ5_1 { d, m, qh: pack_fifth_bits(&q), qs: pack_nibbles(&q) }
     });
 
     #[inline]
@@ -139,10 +123,7 @@ impl Block for BlockQ8_0 {
         let d = abs_max(weights) / 127.0;
         let inverse = inverse(d);
         let qs = std::array::from_fn(|j| (weights[j] * inverse).round() as i8);
-        BlockQ8_0 {
-            d: F16Le::from_f32(d),
-            qs,
-        }
+        BlockQ8_0 { d: F16Le::from_f32(d), qs }
     });
 
     #[inline]
@@ -179,10 +160,7 @@ fn five_bits(qh: [u8; 4], qs: &[u8; 16]) -> [u8; 32] {
 }
 
 fn pack_fifth_bits(q: &[u8; 32]) -> [u8; 4] {
-    let bits = q
-        .iter()
-        .enumerate()
-        .fold(0, |bits, (j, &q)| bits | ((u32::from(q) >> 4) & 1) << j);
+    let bits = q.iter().enumerate().fold(0, |bits, (j, &q)| bits | ((u32::from(q) >> 4) & 1) << j);
     bits.to_le_bytes()
 }
 
@@ -193,10 +171,7 @@ fn symmetric_codes(weights: &[f32], zero: u8) -> (F16Le, [u8; 32]) {
     let inverse = inverse(d);
     let last = 2 * zero - 1;
     let offset = f32::from(zero) + 0.5;
-    (
-        F16Le::from_f32(d),
-        std::array::from_fn(|j| ((weights[j] * inverse + offset) as u8).min(last)),
-    )
+    (F16Le::from_f32(d), std::array::from_fn(|j| ((weights[j] * inverse + offset) as u8).min(last)))
 }
 
 /// Scale, minimum and codes of `w = d * q + m`, `q` in `0..=last`.

@@ -22,18 +22,9 @@ pub use table::{DecodeFn, DotFn, EncodeFn, FORMATS, Format, FormatInfo};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum QuantError {
     #[error("{format}: {weights} weights are not a whole number of blocks of {block_len}")]
-    PartialBlock {
-        format: Format,
-        weights: usize,
-        block_len: usize,
-    },
+    PartialBlock { format: Format, weights: usize, block_len: usize },
     #[error("{format}: a row of {weights} weights has {expected} bytes, not {bytes}")]
-    RowBytes {
-        format: Format,
-        weights: usize,
-        bytes: usize,
-        expected: u64,
-    },
+    RowBytes { format: Format, weights: usize, bytes: usize, expected: u64 },
     #[error("{format} can be read but not written")]
     NoEncoder { format: Format },
 }

@@ -22,14 +22,9 @@ impl Block for BlockQ2_0 {
         let code = |weight: f32| ((weight * inverse).round() as i8 + 1) as u8;
         let qs = std::array::from_fn(|j| {
             let four = &weights[4 * j..4 * j + 4];
-            four.iter()
-                .rev()
-                .fold(0, |byte, &weight| byte << 2 | code(weight))
+            four.iter().rev().fold(0, |byte, &weight| byte << 2 | code(weight))
         });
-        BlockQ2_0 {
-            d: F16Le::from_f32(d),
-            qs,
-        }
+        BlockQ2_0 { d: F16Le::from_f32(d), qs }
     });
 
     #[inline]

@@ -100,10 +100,7 @@ impl Format {
     }
 
     pub fn from_ggml_type(ggml_type: u32) -> Option<Format> {
-        FORMATS
-            .iter()
-            .find(|info| info.ggml_type == ggml_type)
-            .map(|info| info.format)
+        FORMATS.iter().find(|info| info.ggml_type == ggml_type).map(|info| info.format)
     }
 
     pub fn name(self) -> &'static str {
@@ -132,10 +129,7 @@ impl Format {
     /// Encodes a row by rounding to the nearest step: see [`Block::ENCODE`]. `bytes` must be exactly the blocks of
     /// `weights.len()` weights.
     pub fn encode_row(&self, weights: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
-        let encode = self
-            .info()
-            .encode
-            .ok_or(QuantError::NoEncoder { format: *self })?;
+        let encode = self.info().encode.ok_or(QuantError::NoEncoder { format: *self })?;
         self.check_row(bytes.len(), weights.len())?;
         encode(weights, bytes);
         Ok(())
@@ -156,17 +150,8 @@ impl Format {
     fn check_row(self, bytes: usize, weights: usize) -> Result<(), QuantError> {
         let info = self.info();
         match self.row_bytes(weights as u64) {
-            None => Err(QuantError::PartialBlock {
-                format: self,
-                weights,
-                block_len: info.block_len,
-            }),
-            Some(expected) if expected != bytes as u64 => Err(QuantError::RowBytes {
-                format: self,
-                weights,
-                bytes,
-                expected,
-            }),
+            None => Err(QuantError::PartialBlock { format: self, weights, block_len: info.block_len }),
+            Some(expected) if expected != bytes as u64 => Err(QuantError::RowBytes { format: self, weights, bytes, expected }),
             Some(_) => Ok(()),
         }
     }

@@ -34,24 +34,9 @@ pub const POWERS_OF_3: [u8; 5] = [1, 3, 9, 27, 81];
 
 /// The byte groups of [`BlockTQ1_0`]: first weight, and for a group of `width` bytes its `digits`.
 const TQ1_0_GROUPS: [Tq1Group; 3] = [
-    Tq1Group {
-        first_byte: 0,
-        width: 32,
-        digits: 5,
-        first_weight: 0,
-    },
-    Tq1Group {
-        first_byte: 32,
-        width: 16,
-        digits: 5,
-        first_weight: 160,
-    },
-    Tq1Group {
-        first_byte: 48,
-        width: 4,
-        digits: 4,
-        first_weight: 240,
-    },
+    Tq1Group { first_byte: 0, width: 32, digits: 5, first_weight: 0 },
+    Tq1Group { first_byte: 32, width: 16, digits: 5, first_weight: 160 },
+    Tq1Group { first_byte: 48, width: 4, digits: 4, first_weight: 240 },
 ];
 
 struct Tq1Group {
@@ -130,11 +115,7 @@ fn encode_tq1_0(weights: &[f32]) -> BlockTQ1_0 {
             bytes[group.first_byte + m] = (number * 256).div_ceil(243) as u8;
         }
     }
-    let mut block = BlockTQ1_0 {
-        qs: [0; 48],
-        qh: [0; 4],
-        d,
-    };
+    let mut block = BlockTQ1_0 { qs: [0; 48], qh: [0; 4], d };
     block.qs.copy_from_slice(&bytes[..48]);
     block.qh.copy_from_slice(&bytes[48..]);
     block
