@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod gguf;
+pub mod plan;
 pub mod program;
 pub mod quant;
 pub mod units;
