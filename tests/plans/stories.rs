@@ -1,0 +1,1 @@
+//! The two failures that this planner must make impossible.
