@@ -1,7 +1,7 @@
 //! Everything that is the same for all layouts: the user's numbers resolved, cards with gaps filled, popularity of
 //! experts. Made once a plan.
 
-use super::limits::{KvType, Limits};
+use super::limits::{KvType, Limits, RamExperts};
 use super::machine::{BackendKind, Card, Machine, Os};
 use super::model::PlanModel;
 use super::refusal::Refusal;
@@ -61,8 +61,8 @@ impl<'a> Context<'a> {
         let mut cards: Vec<CardFacts> = Vec::with_capacity(machine.cards.len());
         for (i, card) in machine.cards.iter().enumerate() {
             let mut quiet = Notes::default();
-            let sink = if eligible.contains(&i) { &mut notes } else { &mut quiet };
             let same_as = (0..i).find(|&j| eligible.contains(&j) && same_facts(&machine.cards[j], card));
+            let sink = if eligible.contains(&i) && same_as.is_none() { &mut notes } else { &mut quiet };
             cards.push(card_facts(card, limits, &host_rates, same_as, sink));
         }
         let popularity = popularity_tables(model);
@@ -212,7 +212,13 @@ fn same_facts(a: &Card, b: &Card) -> bool {
 fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<usize>, notes: &mut Notes) -> CardFacts {
     let (table_floor, why) = rules::card_floor(card);
     let reserve = limits.reserve.unwrap_or(0);
-    let (floor, floor_why) = if reserve > table_floor { (reserve, "--reserve") } else { (table_floor, why) };
+    let in_place = card.backend == BackendKind::Cpu && limits.ram_experts != RamExperts::Disk;
+    let (floor, floor_why) = match card.backend {
+        BackendKind::Cpu if !in_place => (rules::CPU_DISK_FLOOR_BYTES, "RAM for the program and everything else"),
+        BackendKind::Cpu => (table_floor, why),
+        _ if reserve > table_floor => (reserve, "--reserve"),
+        _ => (table_floor, why),
+    };
     CardFacts {
         capacity: card.free.0,
         floor,
@@ -222,7 +228,7 @@ fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<us
         max_buffer: card.max_buffer.map_or(u64::MAX, |s| s.0),
         driver: driver_bytes(card, notes),
         rates: rules::card_rates(card, host, notes),
-        in_place: card.backend == BackendKind::Cpu,
+        in_place,
         shares_host: card.shares_host_memory || card.backend == BackendKind::Cpu,
         same_as,
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::limits::{HeldCards, KvType, Limits, RamExperts};
-use super::machine::Machine;
+use super::machine::{BackendKind, Machine};
 use super::model::PlanModel;
 use super::planner::{Plan, decide};
 use super::rows::{Pool, PoolSheet, Row};
@@ -70,6 +70,8 @@ pub struct Refusal {
     pub held: Vec<HeldCard>,
     /// The largest context that fits as things are; `None` if none does (or if the context is not the question).
     pub largest_context: Option<u32>,
+    /// The same without the held cards, where there are any.
+    pub largest_context_without_held: Option<u32>,
     pub remedies: Vec<Remedy>,
     pub assumptions: Vec<Assumption>,
 }
@@ -93,6 +95,7 @@ impl Refusal {
             largest: vec![],
             held: vec![],
             largest_context: None,
+            largest_context_without_held: None,
             remedies: vec![],
             assumptions: vec![],
         }
@@ -187,6 +190,11 @@ pub fn add_remedies(refusal: &mut Refusal, model: &PlanModel, machine: &Machine,
     }
     let as_is = Limits { held_cards: HeldCards::Use, ..limits.clone() };
     refusal.largest_context = largest_context(model, machine, &as_is);
+    let others = others_of(&refusal.held, machine, limits).filter(|ids| !ids.is_empty());
+    if let Some(devices) = others {
+        let without = Limits { devices: Some(devices), layer_split: None, stage_arenas: None, ..limits.clone() };
+        refusal.largest_context_without_held = largest_context(model, machine, &without);
+    }
     if let Some(context) = refusal.largest_context.filter(|c| Some(*c) != limits.context) {
         let limits = Limits { context: Some(context), ..as_is };
         single.extend(prove(model, machine, Try { change: format!("--context {context}"), limits, machine: None }));
@@ -230,8 +238,7 @@ fn free_tries(refusal: &Refusal, machine: &Machine, limits: &Limits) -> Vec<Try>
     if let Some(commit) = refusal.short.iter().find(|p| p.pool == Pool::Commit) {
         tries.extend(page_file(machine, limits, commit.short));
     }
-    if !held.is_empty() {
-        let others: Vec<String> = usable_ids(machine, limits).into_iter().filter(|id| !held.contains(&id.as_str())).collect();
+    if let Some(others) = others_of(&refusal.held, machine, limits) {
         if !others.is_empty() {
             let change = format!("--device {}", others.join(","));
             tries.push(Try {
@@ -250,8 +257,14 @@ fn free_tries(refusal: &Refusal, machine: &Machine, limits: &Limits) -> Vec<Try>
     tries
 }
 
-fn usable_ids(machine: &Machine, limits: &Limits) -> Vec<String> {
-    limits.devices.clone().unwrap_or_else(|| machine.cards.iter().map(|c| c.id.clone()).collect())
+/// The cards that are not held, if any card is.
+fn others_of(held: &[HeldCard], machine: &Machine, limits: &Limits) -> Option<Vec<String>> {
+    if held.is_empty() {
+        return None;
+    }
+    let gpus = || machine.cards.iter().filter(|c| c.backend != BackendKind::Cpu).map(|c| c.id.clone()).collect();
+    let ids: Vec<String> = limits.devices.clone().unwrap_or_else(gpus);
+    Some(ids.into_iter().filter(|id| held.iter().all(|h| h.card != *id)).collect())
 }
 
 /// A page file that is large enough.

@@ -217,6 +217,10 @@ pub fn render_refusal(refusal: &Refusal) -> String {
         None if !refusal.short.is_empty() => out += "No context fits as things are, not even the smallest\n",
         None => {}
     }
+    if let Some(context) = refusal.largest_context_without_held {
+        let cards = refusal.held.iter().map(|h| h.card.as_str()).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(out, "Largest context that fits without {cards}: {} tokens", grouped(context.into()));
+    }
     if !refusal.remedies.is_empty() {
         out += "What helps (each was planned and fits), best first\n";
         for remedy in &refusal.remedies {

@@ -43,6 +43,9 @@ pub fn ram_floor(host: &Host, display: bool) -> (u64, &'static str) {
     }
 }
 
+/// Where the CPU keeps only some experts in RAM: what it leaves for the floor of the host and for the program.
+pub const CPU_DISK_FLOOR_BYTES: u64 = 4 * GIB;
+
 /// Commit that stays uncharged on Windows.
 pub const COMMIT_FLOOR_BYTES: u64 = 2 * GIB;
 

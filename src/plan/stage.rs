@@ -100,7 +100,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
         all_held = size_slots(ctx, range, left, &mut held);
         if !all_held {
             bytes.add(Consumer::StagingRing, ring, ring / rules::RING_SLABS);
-            short_bytes = bytes.packed().saturating_sub(room);
+            short_bytes = (fixed + ring).saturating_sub(room);
             all_held = size_slots(ctx, range, left.saturating_sub(ring), &mut held);
         }
     } else if !all_held {
@@ -347,12 +347,14 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
     for (layer, &held) in ctx.model.layers[range.indices()].iter().zip(held) {
         decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
         dense += layer.dense.bytes as f64;
-        macs += layer.dense.params as f64;
+        macs += layer.dense.params as f64 * (1.0 + DENSE_HALF_ROWS / rows.max(1.0));
         if let Some(e) = &layer.experts {
             let hit = ctx.hit(e.count, held);
             let read = (f64::from(e.used) * calls).min(f64::from(e.count)) * e.slab_bytes as f64;
             decode += read * (hit / memory + (1.0 - hit) / missed);
-            macs += f64::from(e.used) * e.params as f64;
+            // Few rows an expert fill a matrix kernel badly.
+            let rows_each = rows * f64::from(e.used) / f64::from(e.count);
+            macs += f64::from(e.used) * e.params as f64 * (1.0 + EXPERT_HALF_ROWS / rows_each.max(1.0));
             let touched = 1.0 - (-rows * f64::from(e.used) / f64::from(e.count)).exp();
             streamed += f64::from(e.count - held) * touched * e.slab_bytes as f64;
         }
@@ -371,6 +373,10 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
     });
     StageTimes { decode_s: decode, prompt_s }
 }
+
+/// Rows at which a matrix kernel reaches half of its rate.
+const DENSE_HALF_ROWS: f64 = 128.0;
+const EXPERT_HALF_ROWS: f64 = 16.0;
 
 /// Copies from memory that is not pinned go through a bounce buffer.
 const PAGEABLE_RATE: f64 = 0.5;

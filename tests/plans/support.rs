@@ -47,3 +47,11 @@ pub fn planned(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result<
     }
     outcome
 }
+
+/// Plans, and expects a refusal.
+pub fn refused(model: &PlanModel, machine: &Machine, limits: &Limits) -> Box<Refusal> {
+    match planned(model, machine, limits) {
+        Ok(plan) => panic!("{} on {} fits:\n{}", model.name, machine.name, strata::plan::render_report(&plan)),
+        Err(refusal) => refusal,
+    }
+}
