@@ -44,6 +44,8 @@ pub struct Context<'a> {
     pub eligible: Vec<usize>,
     pub host_rates: HostRates,
     pub notes: Notes,
+    /// Usable RAM and commit, where slots must heed them because experts may stay on disk.
+    pub host_usable: Option<(u64, u64)>,
     popularity: Vec<(u32, Vec<f64>)>,
     /// Layers by rising slab size: extra slots go to the smallest first.
     pub by_slab: Vec<usize>,
@@ -85,6 +87,7 @@ impl<'a> Context<'a> {
             eligible,
             host_rates,
             notes,
+            host_usable: None,
             popularity,
             by_slab,
         };
@@ -213,12 +216,8 @@ fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<us
     let (table_floor, why) = rules::card_floor(card);
     let reserve = limits.reserve.unwrap_or(0);
     let in_place = card.backend == BackendKind::Cpu && limits.ram_experts != RamExperts::Disk;
-    let (floor, floor_why) = match card.backend {
-        BackendKind::Cpu if !in_place => (rules::CPU_DISK_FLOOR_BYTES, "RAM for the program and everything else"),
-        BackendKind::Cpu => (table_floor, why),
-        _ if reserve > table_floor => (reserve, "--reserve"),
-        _ => (table_floor, why),
-    };
+    let raised = reserve > table_floor && card.backend != BackendKind::Cpu;
+    let (floor, floor_why) = if raised { (reserve, "--reserve") } else { (table_floor, why) };
     CardFacts {
         capacity: card.free.0,
         floor,

@@ -84,7 +84,23 @@ pub fn supplies(ctx: &mut Context<'_>) -> HostSupplies {
         Supply { capacity, floor: 0, why }
     });
     let commit = commit_supply(ctx);
-    HostSupplies { ram, pinned, commit }
+    let supplies = HostSupplies { ram, pinned, commit };
+    if ctx.limits.ram_experts == RamExperts::Disk {
+        let commit = supplies.commit.as_ref().map_or(u64::MAX, Supply::usable);
+        ctx.host_usable = Some((supplies.ram.usable(), commit));
+    }
+    supplies
+}
+
+/// Where experts may stay on disk, slots shrink to what the host can give beside its own rows: RAM for a card that shares
+/// it, commit for every card on Windows.
+pub fn host_cap(ctx: &Context<'_>, card: usize, chunk: u32) -> u64 {
+    let Some((ram, commit)) = ctx.host_usable else { return u64::MAX };
+    let facts = &ctx.cards[card];
+    let sums = LayoutSums { stages: 2, chunk, driver_host_bytes: facts.driver.host, device_bytes: 1, ..LayoutSums::default() };
+    let own: u64 = fixed_need(ctx, &sums).iter().sum();
+    let ram = if facts.shares_host { ram.saturating_sub(own) } else { u64::MAX };
+    ram.min(commit.saturating_sub(own))
 }
 
 fn ram_supply(ctx: &Context<'_>) -> Supply {
@@ -198,9 +214,9 @@ pub fn need(ctx: &Context<'_>, supplies: &HostSupplies, sums: &LayoutSums) -> Ho
     let all = total.saturating_sub(sums.in_place_bytes);
     let with = |mode, ram| finish(ctx, supplies, sums, by, mode, (ram, 0));
     match ctx.limits.ram_experts {
-        RamExperts::All => with(RamExperts::All, all),
         RamExperts::Complement => with(RamExperts::Complement, complement),
-        RamExperts::Auto => {
+        // A copy of all is a wish: it must never be the reason for a refusal.
+        RamExperts::Auto | RamExperts::All => {
             let full = with(RamExperts::All, all);
             if sums.shared_bytes == 0 && full.short.worst() == 0 { full } else { with(RamExperts::Complement, complement) }
         }

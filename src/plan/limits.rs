@@ -58,7 +58,8 @@ impl KvType {
 pub enum RamExperts {
     /// `All` where RAM and commit allow it, else `Complement`.
     Auto,
-    /// Every expert has a copy in RAM, also those on a card: experts can be exchanged at any time.
+    /// Every expert has a copy in RAM, also those on a card: experts can be exchanged at any time. As a wish the same as
+    /// `Auto`, but the report says when it could not be granted.
     All,
     /// RAM holds the experts that are on no card.
     Complement,

@@ -243,7 +243,7 @@ fn build(ctx: &Context<'_>, supplies: &HostSupplies, best: &Layout, found: &sear
         predicted: predict(ctx, best, &stages, &sums, &need),
         alternatives: found.others.iter().map(|l| alternative(ctx, supplies, l)).collect(),
         needs: capabilities(ctx, &stages, &need),
-        notices: notices(ctx, best, found, held),
+        notices: notices(ctx, best, found, held, &need),
         assumptions: ctx.notes.0.clone(),
     }
 }
@@ -338,13 +338,16 @@ fn capabilities(ctx: &Context<'_>, stages: &[SizedStage], need: &HostNeed) -> Ve
     table.into_iter().filter(|(_, needed)| *needed).map(|(capability, _)| capability).collect()
 }
 
-fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[HeldCard]) -> Vec<String> {
+fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[HeldCard], need: &HostNeed) -> Vec<String> {
     let mut notices = Vec::new();
     for card in held {
         notices.push(format!("{card}"));
     }
     for &i in ctx.eligible.iter().filter(|i| !best.cards.contains(i)) {
         notices.push(format!("{} is left out: no split that uses it is faster", ctx.machine.cards[i].id));
+    }
+    if ctx.limits.ram_experts == RamExperts::All && need.ram_experts != RamExperts::All {
+        notices.push("--ram-experts all: there is no room for a copy of every expert; RAM keeps those that are on no card".into());
     }
     if found.limited {
         notices

@@ -285,9 +285,6 @@ fn page_file(machine: &Machine, limits: &Limits, short: u64) -> Option<Try> {
 fn cheap_tries(model: &PlanModel, limits: &Limits) -> Vec<Try> {
     let mut tries = Vec::new();
     let mut push = |change: &str, limits: Limits| tries.push(Try { change: change.into(), limits, machine: None });
-    if matches!(limits.ram_experts, RamExperts::All) {
-        push("--ram-experts complement", Limits { ram_experts: RamExperts::Complement, ..limits.clone() });
-    }
     if limits.prefill.is_some_and(|c| c > rules::CHUNKS[0]) {
         push("--prefill auto", Limits { prefill: None, ..limits.clone() });
     }

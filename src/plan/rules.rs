@@ -21,11 +21,11 @@ pub fn card_floor(card: &Card) -> (u64, &'static str) {
         (BackendKind::Virtual, ..) => (0, "a virtual card has no driver that could take more"),
         (_, DriverKind::Wddm, true) => (GIB, "Windows display driver with a desktop: free memory reads up to 1 GB too high"),
         (_, DriverKind::Wddm, false) => (768 * MIB, "Windows display driver: free memory reads 0.7 GB too high"),
-        (_, DriverKind::Tcc, _) => (256 * MIB, "no display driver"),
+        (_, DriverKind::Tcc, false) => (256 * MIB, "no display driver"),
         (_, DriverKind::Macos, _) => (GIB, "the window server shares the pool"),
         (BackendKind::Hip, DriverKind::Linux, true) => (GIB, "AMD desktop on Linux: the compositor cannot give way"),
-        (_, DriverKind::Linux, true) => (768 * MIB, "a desktop on Linux: the compositor cannot give way"),
-        (_, DriverKind::Linux | DriverKind::None, _) => (256 * MIB, "Linux without a desktop on the card"),
+        (_, _, true) => (768 * MIB, "a desktop on Linux: the compositor cannot give way"),
+        (_, DriverKind::Linux | DriverKind::None, false) => (256 * MIB, "Linux without a desktop on the card"),
     }
 }
 
@@ -42,9 +42,6 @@ pub fn ram_floor(host: &Host, display: bool) -> (u64, &'static str) {
         (Os::Linux, false) => (GIB, "Linux without a desktop"),
     }
 }
-
-/// Where the CPU keeps only some experts in RAM: what it leaves for the floor of the host and for the program.
-pub const CPU_DISK_FLOOR_BYTES: u64 = 4 * GIB;
 
 /// Commit that stays uncharged on Windows.
 pub const COMMIT_FLOOR_BYTES: u64 = 2 * GIB;

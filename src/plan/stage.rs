@@ -96,7 +96,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
         all_held = true;
     } else if !all_held && bytes.get(Consumer::MeasuredWeights) == 0 {
         let ring = ring_bytes(ctx, range);
-        let left = room.saturating_sub(fixed);
+        let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
         all_held = size_slots(ctx, range, left, &mut held);
         if !all_held {
             bytes.add(Consumer::StagingRing, ring, ring / rules::RING_SLABS);
@@ -337,8 +337,8 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
     let host = &ctx.host_rates;
     let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
     let memory = rates.memory_gbs * 1e9;
-    // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster.
-    let missed = host.cpu_weights_gbs.max(rates.bus_gbs) * 1e9;
+    // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
+    let missed = (host.cpu_weights_gbs.max(rates.bus_gbs) * 1e9).min(memory);
     let bus = rates.bus_gbs * 1e9;
     let calls = f64::from(ctx.limits.decode_rows()).powf(0.75);
     let rows = f64::from(ctx.limits.workload.prompt_tokens.min(chunk));

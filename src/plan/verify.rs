@@ -253,7 +253,8 @@ impl<'a> Check<'a> {
         // Elastic rows take what is above the floor, up to the largest expert that is still missing.
         let sheet = self.plan.pools.iter().find(|p| p.pool == Pool::Card(stage.card));
         let room = sheet.map_or(0, |p| p.free.saturating_sub(p.floor));
-        let wasted = !all && self.limits.expert_slots.is_none() && room >= open_slab;
+        let by_host = self.limits.ram_experts == RamExperts::Disk;
+        let wasted = !all && !by_host && self.limits.expert_slots.is_none() && room >= open_slab;
         self.require("experts", !wasted, || format!("{room} bytes above the floor are not used for experts"));
     }
 
@@ -313,7 +314,7 @@ impl<'a> Check<'a> {
         if let Some(limit) = host.pinned_limit {
             self.require("pinned", pinned <= limit.0, || format!("{pinned} bytes are pinned, the limit is {}", limit.0));
         }
-        if host.os == Os::Wsl {
+        if host.os == Os::Wsl && host.pinned_limit.is_none() {
             self.require("pinned", pinned <= 1024 * MIB, || format!("{pinned} bytes are pinned in WSL"));
         }
         if host.os == Os::Windows {

@@ -89,7 +89,7 @@ impl Random {
         let experts = experts.map(|(count, used)| ExpertFacts {
             count,
             used: used.min(count),
-            slab_bytes: 256 * self.between(1, 12_000),
+            slab_bytes: 256 * self.between(1, 70_000),
             params: self.between(1000, 5_000_000),
             formats: "IQ3_S/IQ3_S/IQ4_NL".into(),
         });
@@ -107,7 +107,7 @@ impl Random {
             (_, Os::Windows | Os::Wsl) => DriverKind::Wddm,
             _ => DriverKind::Linux,
         };
-        let total = self.between(200, 6000) * MIB;
+        let total = self.between(300, 3000) * MIB;
         let card = Card {
             id: format!("card:{i}"),
             name: format!("card {i}"),
@@ -137,7 +137,7 @@ impl Random {
 
     pub fn machine(&mut self) -> Machine {
         let os = self.of(&[Os::Linux, Os::Linux, Os::Windows, Os::Wsl]);
-        let ram = self.between(2048, 40_000) * MIB;
+        let ram = self.between(1500, 16_000) * MIB;
         let windows = os == Os::Windows && self.chance(80);
         let container = (os == Os::Linux && self.chance(20)).then(|| self.between(1024, 40_000) * MIB);
         let host = Host {
