@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod gguf;
 pub mod plan;
+pub mod probe;
 pub mod program;
 pub mod quant;
 pub mod units;

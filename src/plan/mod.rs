@@ -5,6 +5,7 @@
 mod consumer;
 mod context;
 mod formula;
+mod from_gguf;
 mod host;
 mod limits;
 mod machine;

@@ -347,7 +347,8 @@ fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[Held
         notices.push(format!("{} is left out: no split that uses it is faster", ctx.machine.cards[i].id));
     }
     if ctx.limits.ram_experts == RamExperts::All && need.ram_experts != RamExperts::All {
-        notices.push("--ram-experts all: there is no room for a copy of every expert; RAM keeps those that are on no card".into());
+        notices
+            .push("--ram-experts all: there is no room for a copy of every expert; RAM keeps those that are on no card".into());
     }
     if found.limited {
         notices
