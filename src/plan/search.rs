@@ -51,7 +51,8 @@ struct Table {
 }
 
 impl Table {
-    fn new(ctx: &Context<'_>, chunk: u32, pinned: PinnedShare, wanted: &dyn Fn(LayerRange) -> bool) -> Table {
+    /// A longer range needs more, so once one does not fit, the longer ones are only looked at if their numbers matter.
+    fn new(ctx: &Context<'_>, chunk: u32, pinned: PinnedShare, all_numbers: bool) -> Table {
         let layers = ctx.layers();
         let root: Vec<usize> = ctx.cards.iter().enumerate().map(|(i, c)| c.same_as.unwrap_or(i)).collect();
         let mut cards = vec![Vec::new(); ctx.cards.len()];
@@ -62,10 +63,16 @@ impl Table {
             }
             let mut entries = Vec::with_capacity(layers * (layers + 1) / 2);
             for start in 0..layers {
+                let mut too_long = false;
                 for end in start + 1..=layers {
                     let range = LayerRange { start: start as u32, end: end as u32 };
-                    let entry = wanted(range).then(|| Entry::of(&stage::evaluate(ctx, at, range, chunk, pinned)));
-                    entries.push(entry.unwrap_or(UNWANTED));
+                    if too_long || !wanted(ctx, range) {
+                        entries.push(UNWANTED);
+                        continue;
+                    }
+                    let entry = Entry::of(&stage::evaluate(ctx, at, range, chunk, pinned));
+                    too_long = !all_numbers && entry.short > 0 && ctx.limits.stage_arenas.is_none();
+                    entries.push(entry);
                 }
             }
             cards[at] = entries;
@@ -134,7 +141,7 @@ pub fn search(ctx: &Context<'_>, supplies: &HostSupplies, want_others: bool) -> 
     let mut found = Found { limited, ..Found::default() };
     let mut best_table = None;
     for chunk in ctx.chunks() {
-        let table = Table::new(ctx, chunk, pinned, &|r| wanted(ctx, r));
+        let table = Table::new(ctx, chunk, pinned, false);
         let mut improved = false;
         for order in &orders {
             let mut walk = Walk::new(ctx, supplies, &table, order, chunk, found.best.as_ref());
@@ -162,9 +169,12 @@ pub fn search(ctx: &Context<'_>, supplies: &HostSupplies, want_others: bool) -> 
     found
 }
 
-/// With an explicit split only its ranges matter.
+/// With an explicit split only its ranges matter, with one card only the whole model.
 fn wanted(ctx: &Context<'_>, range: LayerRange) -> bool {
-    ctx.limits.layer_split.as_ref().is_none_or(|split| split.contains(&range))
+    match &ctx.limits.layer_split {
+        Some(split) => split.contains(&range),
+        None => ctx.eligible.len() > 1 || range.len() as usize == ctx.layers(),
+    }
 }
 
 fn better(layout: &Layout, best: Option<&Layout>) -> bool {
@@ -382,7 +392,7 @@ pub fn add_stage(sums: &mut LayoutSums, ctx: &Context<'_>, card: usize, (packed,
 pub fn least_short(ctx: &Context<'_>, supplies: &HostSupplies) -> Option<Layout> {
     let chunk = ctx.chunks().first().copied()?;
     let pinned = host::pinned_share(ctx, supplies);
-    let table = Table::new(ctx, chunk, pinned, &|r| wanted(ctx, r));
+    let table = Table::new(ctx, chunk, pinned, true);
     let (orders, _) = orders(ctx);
     let mut best: Option<(u64, Layout)> = None;
     for order in &orders {

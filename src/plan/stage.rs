@@ -8,16 +8,18 @@ use super::model::{LayerFacts, Mixer};
 use super::rules;
 use crate::program::{ARENA_ALIGN_BYTES, Row as WindowRow, align_up};
 
-/// Bytes by consumer, and the largest piece of each that cannot be cut.
+/// Bytes by consumer, and the largest piece that cannot be cut.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageBytes {
-    pub by: [u64; Consumer::COUNT],
-    pub piece: [u64; Consumer::COUNT],
+    by: [u64; Consumer::COUNT],
+    largest_piece: u64,
+    /// Sums by lifetime: always, prompt, decode.
+    sums: [u64; 3],
 }
 
 impl StageBytes {
     fn new() -> StageBytes {
-        StageBytes { by: [0; Consumer::COUNT], piece: [0; Consumer::COUNT] }
+        StageBytes { by: [0; Consumer::COUNT], largest_piece: 0, sums: [0; 3] }
     }
 
     pub fn get(&self, consumer: Consumer) -> u64 {
@@ -25,17 +27,20 @@ impl StageBytes {
     }
 
     fn add(&mut self, consumer: Consumer, bytes: u64, piece: u64) {
-        self.by[consumer.index()] += align_up(bytes, ARENA_ALIGN_BYTES);
-        self.piece[consumer.index()] = self.piece[consumer.index()].max(piece);
+        let bytes = align_up(bytes, ARENA_ALIGN_BYTES);
+        self.by[consumer.index()] += bytes;
+        self.sums[sum_index(consumer)] += bytes;
+        self.largest_piece = self.largest_piece.max(piece);
     }
 
-    fn of_lifetime(&self, wanted: Lifetime) -> u64 {
-        Consumer::ALL.iter().filter(|c| c.lifetime() == wanted).map(|c| self.get(*c)).sum()
+    fn clear(&mut self, consumer: Consumer) {
+        self.sums[sum_index(consumer)] -= std::mem::take(&mut self.by[consumer.index()]);
     }
 
     /// Bytes on the card: what always lives, and the larger of the prompt's and the decode's buffers.
     pub fn packed(&self) -> u64 {
-        self.of_lifetime(Lifetime::Always) + self.of_lifetime(Lifetime::Prompt).max(self.of_lifetime(Lifetime::Decode))
+        let [always, prompt, decode] = self.sums;
+        always + prompt.max(decode)
     }
 
     pub fn arena(&self, arena: Arena) -> u64 {
@@ -45,11 +50,14 @@ impl StageBytes {
         };
         of(Lifetime::Always) + of(Lifetime::Prompt).max(of(Lifetime::Decode))
     }
+}
 
-    /// The consumer with the largest piece that cannot be cut.
-    pub fn largest_piece(&self) -> (Consumer, u64) {
-        let largest = Consumer::ALL.iter().map(|c| (*c, self.piece[c.index()])).max_by_key(|(_, piece)| *piece);
-        largest.unwrap_or((Consumer::DenseWeights, 0))
+/// Nothing on a card lives for loading only.
+fn sum_index(consumer: Consumer) -> usize {
+    match consumer.lifetime() {
+        Lifetime::Always | Lifetime::Load => 0,
+        Lifetime::Prompt => 1,
+        Lifetime::Decode => 2,
     }
 }
 
@@ -113,9 +121,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
         let slab = largest_slab(ctx, range);
         bytes.add(Consumer::ExpertSlots, held_bytes, slab);
     }
-    if bytes.largest_piece().1 > facts.max_piece {
-        short_bytes = short_bytes.max(bytes.largest_piece().1 - facts.max_piece);
-    }
+    short_bytes = short_bytes.max(bytes.largest_piece.saturating_sub(facts.max_piece));
     let headroom = room.saturating_sub(bytes.packed());
     let times = stage_times(ctx, card, range, chunk, &held, pinned);
     StageOption { bytes, held, held_bytes, all_held, short_bytes, headroom, times }
@@ -131,11 +137,11 @@ fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::Stage
 fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, arenas: super::limits::StageArenas) {
     for consumer in Consumer::ALL {
         if matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work) {
-            bytes.by[consumer.index()] = 0;
-            bytes.piece[consumer.index()] = 0;
+            bytes.clear(*consumer);
         }
     }
     let largest = ctx.model.layers[range.indices()].iter().map(|l| l.dense.largest_bytes).max().unwrap_or(0);
+    bytes.largest_piece = 0;
     bytes.add(Consumer::MeasuredWeights, arenas.weights_bytes, largest);
     bytes.add(Consumer::MeasuredState, arenas.state_bytes, 0);
     bytes.add(Consumer::MeasuredWork, arenas.work_bytes, 0);
@@ -344,6 +350,8 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
     let rows = f64::from(ctx.limits.workload.prompt_tokens.min(chunk));
     let depth = f64::from(ctx.limits.workload.prompt_tokens);
     let (mut decode, mut macs, mut dense, mut streamed) = (0.0, 0.0, 0.0, 0.0);
+    // Layers mostly have the same numbers of experts.
+    let mut last_touched = ((0, 0), 0.0);
     for (layer, &held) in ctx.model.layers[range.indices()].iter().zip(held) {
         decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
         dense += layer.dense.bytes as f64;
@@ -355,8 +363,11 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
             // Few rows an expert fill a matrix kernel badly.
             let rows_each = rows * f64::from(e.used) / f64::from(e.count);
             macs += f64::from(e.used) * e.params as f64 * (1.0 + EXPERT_HALF_ROWS / rows_each.max(1.0));
-            let touched = 1.0 - (-rows * f64::from(e.used) / f64::from(e.count)).exp();
-            streamed += f64::from(e.count - held) * touched * e.slab_bytes as f64;
+            if last_touched.0 != (e.used, e.count) {
+                let share = 1.0 - (-rows * f64::from(e.used) / f64::from(e.count)).exp();
+                last_touched = ((e.used, e.count), share);
+            }
+            streamed += f64::from(e.count - held) * last_touched.1 * e.slab_bytes as f64;
         }
     }
     if last {
