@@ -52,6 +52,7 @@ struct Table {
 
 impl Table {
     /// A longer range needs more, so once one does not fit, the longer ones are only looked at if their numbers matter.
+    /// The whole model is an exception: it hands nothing on.
     fn new(ctx: &Context<'_>, chunk: u32, pinned: PinnedShare, all_numbers: bool) -> Table {
         let layers = ctx.layers();
         let root: Vec<usize> = ctx.cards.iter().enumerate().map(|(i, c)| c.same_as.unwrap_or(i)).collect();
@@ -66,7 +67,8 @@ impl Table {
                 let mut too_long = false;
                 for end in start + 1..=layers {
                     let range = LayerRange { start: start as u32, end: end as u32 };
-                    if too_long || !wanted(ctx, range) {
+                    let whole = start == 0 && end == layers;
+                    if (too_long && !whole) || !wanted(ctx, range) {
                         entries.push(UNWANTED);
                         continue;
                     }

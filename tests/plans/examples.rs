@@ -24,13 +24,13 @@ fn the_predecessors_session_is_reproduced() {
 /// Room for experts by the predecessor's rules, from what was free on the card.
 #[test]
 fn the_predecessors_room_of_report_133_is_reproduced() {
-    let reserve = 700.0 / 1024.0;
+    let reserve: f64 = 700.0 / 1024.0;
     let prompt = (160.0 + 680.0 * 2.0) / 1024.0;
     let first = 10.55 - reserve - prompt;
     assert!((first / 8.38 - 1.0).abs() < 0.01, "{first}");
     let second = 9.92 - 835.0 / 1024.0 - reserve - 1.0 - prompt;
     assert!((second / 5.93 - 1.0).abs() < 0.01, "{second}");
-    let run_a = 9.53 - 876.0 / 1024.0 - 2.0 - 1.0 - (160.0 + 680.0 / 2.0) / 1024.0;
+    let run_a: f64 = 9.53 - 876.0 / 1024.0 - 2.0 - 1.0 - (160.0 + 680.0 / 2.0) / 1024.0;
     assert!((run_a / 5.18 - 1.0).abs() < 0.01, "{run_a}");
 }
 
