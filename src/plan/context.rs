@@ -17,7 +17,6 @@ pub struct CardFacts {
     pub capacity: u64,
     pub floor: u64,
     pub floor_why: &'static str,
-    pub align: u64,
     /// Largest piece that cannot be cut, and largest buffer.
     pub max_piece: u64,
     pub max_buffer: u64,
@@ -198,6 +197,11 @@ fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<
             if gpus.is_empty() { all.collect() } else { gpus }
         }
     };
+    let stricter = |&i: &usize| machine.cards[i].alignment.is_some_and(|a| u64::from(a) > crate::program::ARENA_ALIGN_BYTES);
+    if let Some(card) = eligible.iter().find(|i| stricter(i)).map(|&i| &machine.cards[i]) {
+        let align = card.alignment.unwrap_or(0);
+        return wrong(format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id));
+    }
     if eligible.is_empty() {
         return wrong("the machine has no device at all, not even a CPU".into());
     }
@@ -222,7 +226,6 @@ fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<us
         capacity: card.free.0,
         floor,
         floor_why,
-        align: u64::from(card.alignment.unwrap_or(0)).max(crate::program::ARENA_ALIGN_BYTES),
         max_piece: card.max_binding.or(card.max_buffer).map_or(u64::MAX, |s| s.0).min(card.max_buffer.map_or(u64::MAX, |s| s.0)),
         max_buffer: card.max_buffer.map_or(u64::MAX, |s| s.0),
         driver: driver_bytes(card, notes),

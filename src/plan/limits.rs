@@ -302,3 +302,46 @@ impl Limits {
         if self.draft { self.draft_window.saturating_add(1) } else { 1 }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_become_limits() {
+        let text = |s: &str| Some(s.to_string());
+        let flags = PlanFlags {
+            context: Some(204_800),
+            kv: text("k8v4"),
+            draft: text("on"),
+            device: text("cuda:0, cuda:1"),
+            reserve: text("1.5 GiB"),
+            layer_split: text("0-23,24-47"),
+            ram_experts: text("disk"),
+            ..PlanFlags::default()
+        };
+        let limits = Limits::from_flags(&flags).unwrap();
+        assert_eq!((limits.context, limits.kv, limits.draft), (Some(204_800), KvType::K8v4, true));
+        assert_eq!(limits.devices, Some(vec!["cuda:0".into(), "cuda:1".into()]));
+        assert_eq!(limits.reserve, Some(3 << 29));
+        assert_eq!(limits.layer_split, Some(vec![LayerRange { start: 0, end: 24 }, LayerRange { start: 24, end: 48 }]));
+        assert_eq!((limits.decode_rows(), limits.ram_experts), (4, RamExperts::Disk));
+        assert_eq!(limits.layer_split.unwrap()[1].to_string(), "24-47");
+    }
+
+    #[test]
+    fn wrong_flags_name_what_would_be_right() {
+        let kv = Limits::from_flags(&PlanFlags { kv: Some("q5".into()), ..PlanFlags::default() }).unwrap_err();
+        assert_eq!(kv.to_string(), "--kv q5: expected one of f32, f16, int8, k8v4, q4_0");
+        for split in ["", "5", "3-2", "0-x", "0-4294967295"] {
+            assert!(parse_layer_split(split).is_err(), "{split}");
+        }
+    }
+
+    #[test]
+    fn cells_have_the_bytes_of_the_specification() {
+        let bytes = |kv: KvType| kv.cell_bytes(2, 256);
+        assert_eq!((bytes(KvType::F16), bytes(KvType::Int8), bytes(KvType::Q4_0)), (2048, 1088, 576));
+        assert_eq!(bytes(KvType::K8v4), 832);
+    }
+}

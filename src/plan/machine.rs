@@ -49,6 +49,9 @@ pub struct Host {
     /// Most bytes that can be pinned, when known from a limit or a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned_limit: Option<Size>,
+    /// What `mlock` may lock; drivers pin past it. For the report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memlock_limit: Option<Size>,
     /// Windows: RAM + page file, and how much is charged already.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit_limit: Option<Size>,

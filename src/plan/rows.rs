@@ -8,6 +8,7 @@ use super::formula;
 use super::host::{self, HostNeed, HostSupplies, LayoutSums};
 use super::limits::LayerRange;
 use super::stage::StageOption;
+use crate::program::ARENA_ALIGN_BYTES;
 
 /// A supply that rows draw on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
@@ -72,6 +73,8 @@ pub fn card_rows(ctx: &Context<'_>, stage: &SizedStage, chunk: u32) -> Vec<Row> 
     let card = &ctx.machine.cards[stage.card];
     let facts = &ctx.cards[stage.card];
     let mut rows = Vec::new();
+    // Pieces are not cut: a buffer ends where the next piece does not fit, but is never less than half full on average.
+    let usable = facts.max_buffer.saturating_sub(stage.option.bytes.largest_piece).max(facts.max_buffer / 2).max(1);
     for arena in [Arena::Driver, Arena::Weights, Arena::State, Arena::Work, Arena::Experts] {
         let mut base = 0;
         for lifetime in [Lifetime::Always, Lifetime::Prompt, Lifetime::Decode] {
@@ -88,9 +91,9 @@ pub fn card_rows(ctx: &Context<'_>, stage: &SizedStage, chunk: u32) -> Vec<Row> 
                     arena,
                     lifetime,
                     bytes,
-                    align: facts.align,
+                    align: ARENA_ALIGN_BYTES,
                     offset: (arena != Arena::Driver).then_some(offset),
-                    buffers: bytes.div_ceil(facts.max_buffer),
+                    buffers: bytes.div_ceil(usable),
                     elastic: consumer == Consumer::ExpertSlots,
                     formula: formula::card_formula(ctx, stage, chunk, consumer),
                 });

@@ -58,7 +58,8 @@ impl std::str::FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exact = [("TiB", 1u64 << 40), ("GiB", GIB), ("MiB", MIB)].into_iter().find(|(_, u)| self.0 > 0 && self.0 % u == 0);
+        let exact =
+            [("TiB", 1u64 << 40), ("GiB", GIB), ("MiB", MIB)].into_iter().find(|(_, u)| self.0 > 0 && self.0.is_multiple_of(*u));
         match exact {
             Some((unit, size)) => write!(f, "{} {unit}", self.0 / size),
             None => write!(f, "{}", self.0),

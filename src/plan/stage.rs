@@ -12,7 +12,7 @@ use crate::program::{ARENA_ALIGN_BYTES, Row as WindowRow, align_up};
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageBytes {
     by: [u64; Consumer::COUNT],
-    largest_piece: u64,
+    pub largest_piece: u64,
     /// Sums by lifetime: always, prompt, decode.
     sums: [u64; 3],
 }

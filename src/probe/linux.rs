@@ -19,7 +19,7 @@ pub fn host() -> Host {
         ram_available: Size(available),
         container_limit: container.map(|(limit, _)| Size(limit)),
         container_used: container.map(|(limit, used)| Size(used.min(limit))),
-        pinned_limit: None,
+        memlock_limit: memlock_limit().map(Size),
         cores: cores(),
         ..super::unknown_host()
     }
@@ -69,6 +69,14 @@ fn group_used(group: &Path, file: &str) -> u64 {
     let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
     let field = |name: &str| stat.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' ')?.parse::<u64>().ok());
     used.saturating_sub(field("inactive_file").or_else(|| field("total_inactive_file")).unwrap_or(0))
+}
+
+/// `None` where there is no limit.
+fn memlock_limit() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid place for the answer, and the call keeps no reference to it.
+    let outcome = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
+    (outcome == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// `max` means no limit; version 1 writes a huge number instead.

@@ -4,6 +4,8 @@
 mod bandwidth;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(windows)]
+mod windows;
 
 use crate::plan::{BackendKind, Card, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
 
@@ -81,14 +83,17 @@ fn read_host() -> Host {
     {
         linux::host()
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(windows)]
+    {
+        windows::host()
+    }
+    #[cfg(not(any(target_os = "linux", windows)))]
     {
         unknown_host()
     }
 }
 
 /// A host of which nothing is known but its cores. Sizes of zero make every plan a refusal until a machine file says more.
-#[cfg_attr(target_os = "linux", allow(dead_code))]
 fn unknown_host() -> Host {
     let os = if cfg!(windows) {
         Os::Windows
@@ -104,6 +109,7 @@ fn unknown_host() -> Host {
         container_limit: None,
         container_used: None,
         pinned_limit: None,
+        memlock_limit: None,
         commit_limit: None,
         commit_used: None,
         page_file: None,

@@ -7,6 +7,7 @@ use strata::probe::{Effort, probe};
 fn this_pc_can_be_probed_saved_and_read_again() {
     let machine = probe(Effort::Read);
     machine.check().unwrap();
+    assert!(strata::plan::render_devices(&machine).contains("cpu: CPU"));
     assert_eq!(machine.cards.len(), 1);
     assert_eq!(machine.cards[0].backend, BackendKind::Cpu);
     assert_eq!(Machine::from_toml(&machine.to_toml().unwrap()).unwrap(), machine);
