@@ -39,7 +39,7 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
             let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
             format!("2 buffers x {rows} rows x {} floats x 4 B", ctx.model.stream_floats())
         }
-        Consumer::StagingRing => format!("{} experts of the largest slab", rules::RING_SLABS),
+        Consumer::StagingRing => format!("{} experts of the largest slab", stage::ring_slabs(layers)),
         Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
         Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
         Consumer::SelectionScores => {
@@ -149,7 +149,8 @@ fn slots_text(ctx: &Context<'_>, stage: &SizedStage) -> String {
     } else {
         "as many as fit above the floor".to_string()
     };
-    format!("{} of {} experts, {least} to {most} a layer: {why}", grouped(held), grouped(all))
+    let share = held as f64 * 100.0 / (all as f64).max(1.0);
+    format!("{} of {} experts ({share:.1} %), {least} to {most} a layer: {why}", grouped(held), grouped(all))
 }
 
 pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consumer: Consumer, pool: Pool) -> String {

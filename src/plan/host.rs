@@ -196,7 +196,7 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     add(Consumer::HostHandOff, sums.stages.saturating_sub(1) * 2 * streams);
     let gathered = u64::from(ctx.model.width) + ctx.model.ngram.map_or(0, |n| u64::from(n.floats_per_token));
     let slab = ctx.by_slab.last().and_then(|&l| ctx.model.layers[l].experts.as_ref()).map_or(0, |e| e.slab_bytes);
-    let ring = if sums.all_held { 0 } else { rules::RING_SLABS * slab };
+    let ring = if sums.all_held { 0 } else { super::stage::ring_slabs(&ctx.model.layers) * slab };
     add(Consumer::HostStaging, 2 * rows * gathered * 4 + ring);
     add(Consumer::LoadStaging, if sums.device_bytes > 0 { rules::LOAD_STAGING_BYTES } else { 0 });
     add(Consumer::KvSpill, kv_spill_bytes(ctx));

@@ -126,10 +126,11 @@ impl std::fmt::Display for LayerRange {
 /// Arena sizes of a stage as its real programs need them, in place of the planner's estimates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageArenas {
-    /// Dense weights, and the experts too where all of them are on the card.
     pub weights_bytes: u64,
     pub state_bytes: u64,
     pub work_bytes: u64,
+    /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
+    pub experts_inside: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

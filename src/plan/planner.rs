@@ -62,6 +62,31 @@ pub enum Capability {
     Checkpoints,
 }
 
+impl Capability {
+    /// For the engine that cannot do it yet.
+    pub fn text(self) -> &'static str {
+        match self {
+            Capability::SeveralStages => "layers on more than one device",
+            Capability::ExpertSlots => "experts that are only partly on a card",
+            Capability::QuantisedKv => "a cache of 8 or 4 bits",
+            Capability::KvSpill => "a cache that is partly in RAM",
+            Capability::Vision => "the vision encoder",
+            Capability::Draft => "the draft block",
+            Capability::DiskExperts => "experts read from disk",
+            Capability::Checkpoints => "conversation checkpoints",
+        }
+    }
+}
+
+/// One row that the plan does not explain, with its bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Unexplained {
+    pub planned: u64,
+    pub used: u64,
+    pub bound: u64,
+    pub explained: bool,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     pub decode_tokens_per_s: f64,
@@ -109,6 +134,29 @@ impl Plan {
     pub fn split_text(&self) -> String {
         let parts = self.stages.iter().map(|s| format!("{} on {}", s.layers, s.card_id));
         parts.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The wishes of this plan with everything fixed that it chose; with the arenas of its stages as they were built, the
+    /// planner checks and reports those instead of its estimates.
+    pub fn fixed(&self, limits: &Limits, built: Option<Vec<StageArenas>>) -> Limits {
+        Limits {
+            context: Some(self.settings.context_tokens),
+            prefill: Some(self.settings.chunk),
+            devices: Some(self.stages.iter().map(|s| s.card_id.clone()).collect()),
+            layer_split: Some(self.stages.iter().map(|s| s.layers).collect()),
+            stage_arenas: built,
+            ..limits.clone()
+        }
+    }
+
+    /// What the driver says of a card after loading, against the plan. `None` if the plan does not use the card.
+    pub fn unexplained(&self, card_id: &str, used_bytes: u64) -> Option<Unexplained> {
+        let stage = self.stages.iter().find(|s| s.card_id == card_id)?;
+        let sheet = self.pools.iter().find(|p| p.pool == rows::Pool::Card(stage.card))?;
+        let has_driver = self.rows.iter().any(|r| r.pool == sheet.pool && r.arena == Arena::Driver);
+        let bound = if has_driver { rules::UNEXPLAINED_BYTES } else { 0 };
+        let difference = i128::from(used_bytes) - i128::from(sheet.used);
+        Some(Unexplained { planned: sheet.used, used: used_bytes, bound, explained: difference <= i128::from(bound) })
     }
 
     pub fn smallest_headroom(&self) -> u64 {
@@ -262,6 +310,7 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
             weights_bytes: bytes.arena(Arena::Weights) + slots - own,
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
+            experts_inside: s.option.all_held,
         },
         slot_arena_bytes: own,
     }

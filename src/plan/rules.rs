@@ -186,6 +186,9 @@ pub fn card_rates(card: &Card, host: &HostRates, notes: &mut Notes) -> CardRates
     }
 }
 
+/// Most bytes that a driver may take beyond what was planned for it.
+pub const UNEXPLAINED_BYTES: u64 = 128 * MIB;
+
 /// Exponent of expert popularity by rank: measured on published runs, used where no profile is at hand.
 pub const EXPERT_POPULARITY_EXPONENT: f64 = 1.2;
 

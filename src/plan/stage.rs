@@ -91,9 +91,11 @@ pub struct PinnedShare(pub [f64; 2]);
 pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, pinned: PinnedShare) -> StageOption {
     let facts = &ctx.cards[card];
     let mut bytes = fixed_bytes(ctx, card, range, chunk);
-    if let Some(arenas) = measured(ctx, range) {
+    let built = measured(ctx, range);
+    if let Some(arenas) = built {
         apply_measured(&mut bytes, ctx, range, arenas);
     }
+    let inside = built.is_some_and(|a| a.experts_inside);
     let room = facts.capacity.saturating_sub(facts.floor);
     let fixed = bytes.packed();
     let mut held = vec![0; range.len() as usize];
@@ -102,12 +104,12 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
     if facts.in_place {
         take_all(ctx, range, &mut held);
         all_held = true;
-    } else if !all_held && bytes.get(Consumer::MeasuredWeights) == 0 {
+    } else if !all_held && !inside {
         let ring = ring_bytes(ctx, range);
         let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
         all_held = size_slots(ctx, range, left, &mut held);
         if !all_held {
-            bytes.add(Consumer::StagingRing, ring, ring / rules::RING_SLABS);
+            bytes.add(Consumer::StagingRing, ring, largest_slab(ctx, range));
             short_bytes = (fixed + ring).saturating_sub(room);
             all_held = size_slots(ctx, range, left.saturating_sub(ring), &mut held);
         }
@@ -116,8 +118,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
         all_held = true;
     }
     let held_bytes = held_bytes(ctx, range, &held);
-    let measured_all = bytes.get(Consumer::MeasuredWeights) > 0;
-    if held_bytes > 0 && !facts.in_place && !measured_all {
+    if held_bytes > 0 && !facts.in_place && !inside {
         let slab = largest_slab(ctx, range);
         bytes.add(Consumer::ExpertSlots, held_bytes, slab);
     }
@@ -166,8 +167,14 @@ fn largest_slab(ctx: &Context<'_>, range: LayerRange) -> u64 {
     ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(0)
 }
 
+/// Experts that a ring holds: no more than a layer has.
+pub fn ring_slabs(layers: &[LayerFacts]) -> u64 {
+    let most = layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).max().unwrap_or(0);
+    most.min(rules::RING_SLABS)
+}
+
 fn ring_bytes(ctx: &Context<'_>, range: LayerRange) -> u64 {
-    largest_slab(ctx, range) * rules::RING_SLABS
+    largest_slab(ctx, range) * ring_slabs(&ctx.model.layers[range.indices()])
 }
 
 /// The part of the user's wish that falls to a range: parts of all ranges add up to the wish.

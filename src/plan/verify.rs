@@ -243,7 +243,8 @@ impl<'a> Check<'a> {
             }
         }
         self.require("experts", stage.all_held == all, || "the mark for all experts is wrong".into());
-        if self.built() {
+        let inside = self.built() && stage.all_held;
+        if inside {
             return;
         }
         let found = self.bytes(stage, Consumer::ExpertSlots) + self.bytes(stage, Consumer::ExpertsInPlace);
@@ -260,6 +261,7 @@ impl<'a> Check<'a> {
 
     fn arenas(&mut self, stage: &PlannedStage) {
         let slots = self.extent(stage, Arena::Experts);
+        self.require("arenas", stage.arenas.experts_inside == stage.all_held, || "the mark for experts inside is wrong".into());
         let inside = if stage.all_held { slots } else { 0 };
         self.equal("arenas", "weights arena", stage.arenas.weights_bytes, self.extent(stage, Arena::Weights) + inside);
         self.equal("arenas", "state arena", stage.arenas.state_bytes, self.extent(stage, Arena::State));

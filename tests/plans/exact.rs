@@ -97,15 +97,36 @@ fn measured_arenas_replace_the_estimates_byte_by_byte() {
         a.work_bytes += 12_800;
         a.state_bytes += 256;
     }
-    let measured = Limits { stage_arenas: Some(arenas.clone()), prefill: Some(estimate.settings.chunk), ..first };
+    let measured = estimate.fixed(&first, Some(arenas.clone()));
     let plan = decide(&model, &machine, &measured, false).unwrap();
     assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
     assert_eq!(plan.stages.iter().map(|s| s.arenas).collect::<Vec<_>>(), arenas);
     let row = plan.row("virtual:0/measured-work").unwrap();
     assert_eq!((row.consumer, row.bytes), (Consumer::MeasuredWork, arenas[0].work_bytes));
+    // The driver may take a bounded amount more; a virtual card has no driver.
+    let used = plan.pools[0].used;
+    assert!(plan.unexplained("virtual:0", used).unwrap().explained);
+    assert!(!plan.unexplained("virtual:0", used + 1).unwrap().explained);
+    assert_eq!(plan.unexplained("virtual:7", used), None);
     // Arenas that do not fit are refused like anything else.
     let mut huge = measured.clone();
     huge.stage_arenas.as_mut().unwrap()[1].work_bytes = 1 << 30;
     let refusal = decide(&model, &machine, &huge, false).unwrap_err();
     assert!(refusal.short.iter().any(|p| p.name.starts_with("virtual:1")));
+}
+
+#[test]
+fn slots_are_sized_beside_a_built_stage_that_holds_no_experts() {
+    let (_, model) = tiny();
+    let machine = virtual_machine(1, 13);
+    let limits = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
+    let estimate = decide(&model, &machine, &limits, false).unwrap();
+    assert!(!estimate.stages[0].all_held && estimate.held_experts > 0, "{} experts", estimate.held_experts);
+    let mut arenas = estimate.stages[0].arenas;
+    arenas.work_bytes += 1 << 20;
+    let measured = estimate.fixed(&limits, Some(vec![arenas]));
+    let plan = decide(&model, &machine, &measured, false).unwrap();
+    assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
+    assert!(plan.held_experts < estimate.held_experts);
+    assert_eq!(plan.stages[0].arenas.weights_bytes, arenas.weights_bytes);
 }

@@ -99,14 +99,8 @@ fn a_hundred_thousand_random_triples() {
         if seed.is_multiple_of(16) {
             assert_eq!(decide(&model, &machine, &limits, false).as_ref(), Ok(&plan), "seed {seed}: not the same plan again");
             // Fixing what was chosen changes nothing.
-            let fixed = Limits {
-                prefill: Some(plan.settings.chunk),
-                devices: Some(plan.stages.iter().map(|s| s.card_id.clone()).collect()),
-                layer_split: Some(plan.stages.iter().map(|s| s.layers).collect()),
-                ..limits.clone()
-            };
-            let again = check(seed, "fixed", &model, &machine, &fixed);
-            assert_eq!(again.map(|p| p.stages), Some(plan.stages), "seed {seed}");
+            let again = check(seed, "fixed", &model, &machine, &plan.fixed(&limits, None));
+            assert_eq!(again.as_ref().map(|p| &p.stages), Some(&plan.stages), "seed {seed}");
         }
     }
     println!("{plans} plans of {TRIPLES} triples; {partial} with some experts on cards, {several} over several cards");
