@@ -4,9 +4,16 @@
 //! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
 pub mod backend;
+pub mod cli;
+pub mod engine;
 pub mod gguf;
+pub mod model;
 pub mod plan;
 pub mod probe;
 pub mod program;
 pub mod quant;
+pub mod sample;
+pub mod schedule;
+pub mod state;
+pub mod tokenizer;
 pub mod units;

@@ -83,7 +83,9 @@ impl Metadata {
     /// # Errors
     /// The value is not an array of exactly `count` bools.
     pub fn opt_bool_per_layer(&self, key: &str, count: usize) -> Found<Option<Vec<bool>>> {
-        let Some(items) = self.opt_bools(key)? else { return Ok(None) };
+        let Some(items) = self.opt_bools(key)? else {
+            return Ok(None);
+        };
         check_length(key, items.len(), count)?;
         Ok(Some(items))
     }

@@ -192,7 +192,9 @@ impl Value {
     /// Type and value in a few words, for an error: `the string "abc"`, `an array of 4 i32`, `the u32 7`.
     pub(super) fn describe(&self) -> String {
         match self {
-            Value::Array(array) => format!("an array of {} {}", array.len(), array.item_type().name()),
+            Value::Array(array) => {
+                format!("an array of {} {}", array.len(), array.item_type().name())
+            }
             other => format!("the {} {other}", other.value_type().name()),
         }
     }

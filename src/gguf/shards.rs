@@ -100,7 +100,9 @@ pub(super) fn not_first(path: &Path, metadata: &Metadata, split: &Split) -> Gguf
     let first = Scan::new(path, metadata, split).map(|mut scan| choose(path, scan.by_number.remove(&0).unwrap_or_default()));
     let first = match first {
         Ok(Choice::One(first)) => format!("'{}'", first.display()),
-        Ok(Choice::Several(one, another)) => format!("'{}' or '{}'", one.display(), another.display()),
+        Ok(Choice::Several(one, another)) => {
+            format!("'{}' or '{}'", one.display(), another.display())
+        }
         Ok(Choice::None) | Err(_) => "it is not in the same folder, so get it first".to_owned(),
     };
     GgufError::NotFirstShard { file: path.display().to_string(), number: split.number + 1, count: split.count, first }

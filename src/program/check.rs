@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::decl::{BufferDecl, Element, Program, Stage, StateId, StateKind, WeightId};
+use super::decl::{BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightId};
 use super::op::{Epilogue, ExpertMatrix, Heads, MatMulPart, Op, PartWeights, View};
 use crate::quant::Format;
 
@@ -92,7 +92,18 @@ impl Checker<'_> {
         for view in op.writes() {
             written[view.buffer.0 as usize] = true;
         }
+        self.rows(op)?;
         self.shapes(op)
+    }
+
+    /// All buffers of an op have the same rows, but for the op that picks the outputs.
+    fn rows(&self, op: &Op) -> Outcome {
+        let kinds: Vec<Rows> = op.reads().iter().chain(&op.writes()).map(|v| self.buffer(*v).rows).collect();
+        let fits = match op {
+            Op::GatherOutputs { .. } => kinds == [Rows::Batch, Rows::Outputs],
+            _ => kinds.windows(2).all(|pair| pair[0] == pair[1]),
+        };
+        require(fits, || "mixes rows of the window with wanted outputs".into())
     }
 
     fn buffer(&self, view: View) -> &BufferDecl {
@@ -158,8 +169,9 @@ impl Checker<'_> {
 
     fn part(&self, x: View, part: &MatMulPart) -> Outcome {
         self.matrix(part.main_weight(), x.width, part.out.width)?;
-        if let PartWeights::Gated { up, .. } = part.weights {
+        if let PartWeights::Gated { up, up_scale, .. } = part.weights {
             self.matrix(up, x.width, part.out.width)?;
+            up_scale.map_or(Ok(()), |scale| self.vector(scale, 1))?;
         }
         if let Some(bias) = part.bias {
             self.vector(bias, part.out.width)?;

@@ -8,6 +8,7 @@ mod decl;
 mod op;
 mod pack;
 mod print;
+mod traffic;
 
 pub use builder::{MatrixSpec, ProgramBuilder, StageBuilder};
 pub use check::{CheckError, check_program, check_stage};
@@ -17,6 +18,7 @@ pub use decl::{
 };
 pub use op::{Epilogue, ExpertMatrix, GateActivation, Heads, MatMulPart, Op, PartWeights, RouterScore, Step, View};
 pub use pack::{ARENA_ALIGN_BYTES, PackReport, align_up, pack_buffers};
+pub use traffic::decode_row_bytes;
 
 use crate::units::TokenId;
 

@@ -1,6 +1,7 @@
 //! The operations. Each is of the size of a fused kernel. Every operand is a [`View`] of a buffer, a weight or a state.
-//! Unless said otherwise an op works on each row of the window independently. Section numbers refer to the
-//! model specification of `qwen4exp`.
+//! Unless said otherwise an op works on each row of the window independently, on as many rows as its buffers have: those of
+//! the window ([`Rows::Batch`](super::Rows::Batch)) or the wanted outputs ([`Rows::Outputs`](super::Rows::Outputs)). Only
+//! [`Op::GatherOutputs`] goes from one to the other. Section numbers refer to the model specification of `qwen4exp`.
 
 use super::decl::{BufferId, RopeId, StateId, WeightId};
 
@@ -73,10 +74,11 @@ pub enum Epilogue {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PartWeights {
     One(WeightId),
-    /// `activation(gate · x) * (up · x)`
+    /// `activation(scale * gate · x) * (up_scale * up · x)`; `scale` is the part's.
     Gated {
         gate: WeightId,
         up: WeightId,
+        up_scale: Option<WeightId>,
         activation: GateActivation,
     },
 }
@@ -306,12 +308,10 @@ impl Op {
 
 impl MatMulPart {
     pub fn all_weights(&self) -> Vec<WeightId> {
-        let (first, second) = match self.weights {
-            PartWeights::One(w) => (w, None),
-            PartWeights::Gated { gate, up, .. } => (gate, Some(up)),
+        let mut all = match self.weights {
+            PartWeights::One(w) => vec![w],
+            PartWeights::Gated { gate, up, up_scale, .. } => [Some(gate), Some(up), up_scale].into_iter().flatten().collect(),
         };
-        let mut all = vec![first];
-        all.extend(second);
         all.extend(self.bias);
         all.extend(self.scale);
         if let Epilogue::Decay { a, dt } = self.epilogue {

@@ -1,1 +1,346 @@
-//! The CPU backend.
+//! The CPU backend: host memory, a team of threads, and one kernel for each op.
+//!
+//! *Reference* mode is scalar arithmetic with float32 activations: the specification of every op and the oracle of all other
+//! backends. *Fast* mode uses the vector units and 8-bit activations. In both, results do not depend on the number of threads.
+//!
+//! A program is prepared once: operands become byte offsets, scratch is sized. A run then walks the kernels on all threads with
+//! a barrier after each. Nothing allocates during a run. Where to start: [`CpuBackend`], then `exec`, then `ops`.
+
+mod affinity;
+mod exec;
+pub mod kernels;
+mod layout;
+mod memory;
+mod ops;
+mod params;
+mod pool;
+mod prepare;
+mod rope;
+mod vector;
+mod view;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use self::exec::{Ending, Kernel, Run, run_kernels};
+use self::kernels::Simd;
+use self::layout::Layout;
+use self::memory::Mapping;
+use self::pool::Pool;
+use self::prepare::Prepared;
+use self::vector::Level;
+use self::view::{Memory, SCRATCH_ALIGN};
+use super::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
+use crate::program::{ArenaKind, BufferId, Element, Op, RunParams, Slice, Stage};
+
+const ID: &str = "cpu";
+
+/// How numbers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Scalar, float32 activations: matches the float32 references of the models.
+    Reference,
+    /// Vector units, 8-bit activations in products with quantised weights.
+    Fast,
+}
+
+#[derive(Debug, Clone)]
+pub struct CpuOptions {
+    pub mode: Mode,
+    pub threads: NonZeroUsize,
+    /// Vector instructions of the fast mode; `None`: the best that the processor has.
+    pub simd: Option<Simd>,
+    /// Ask for huge pages (Linux).
+    pub huge_pages: bool,
+    /// Give each worker a processor of its own (Linux), if there are enough.
+    pub pin_threads: bool,
+    /// Set it from anywhere to end the run at hand after its current step. The owner resets it.
+    pub cancel: Arc<AtomicBool>,
+}
+
+impl CpuOptions {
+    /// All processors that this process may use.
+    pub fn new(mode: Mode) -> CpuOptions {
+        let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        CpuOptions { mode, threads, simd: None, huge_pages: true, pin_threads: true, cancel: Arc::default() }
+    }
+
+    pub fn with_threads(self, threads: NonZeroUsize) -> CpuOptions {
+        CpuOptions { threads, ..self }
+    }
+}
+
+#[derive(Debug)]
+struct Arenas {
+    sizes: ArenaSizes,
+    weights: Mapping,
+    state: Mapping,
+    work: Mapping,
+}
+
+impl Arenas {
+    fn open(sizes: ArenaSizes, huge_pages: bool) -> Result<Arenas, BackendError> {
+        let map = |arena| {
+            let bytes = sizes.get(arena);
+            let failed = |reason| BackendError::OutOfMemory { device: ID.into(), arena, bytes, reason };
+            Mapping::new(bytes, huge_pages).map_err(failed)
+        };
+        let (weights, state, work) = (map(ArenaKind::Weights)?, map(ArenaKind::State)?, map(ArenaKind::Work)?);
+        Ok(Arenas { sizes, weights, state, work })
+    }
+
+    fn bytes_mut(&mut self, slice: Slice) -> Result<&mut [u8], BackendError> {
+        let arena_bytes = self.sizes.get(slice.arena);
+        let mapping = match slice.arena {
+            ArenaKind::Weights => &mut self.weights,
+            ArenaKind::State => &mut self.state,
+            ArenaKind::Work => &mut self.work,
+        };
+        let range = slice.offset_bytes.checked_add(slice.len_bytes).filter(|end| *end <= arena_bytes);
+        // Both ends fit: the mapping has `arena_bytes` bytes.
+        let bytes = range.and_then(|end| mapping.bytes_mut().get_mut(slice.offset_bytes as usize..end as usize));
+        bytes.ok_or_else(|| BackendError::OutOfBounds {
+            device: ID.into(),
+            what: format!("a slice of {} bytes at {}", slice.len_bytes, slice.offset_bytes),
+            arena: slice.arena,
+            arena_bytes,
+        })
+    }
+}
+
+/// The processor as a device.
+#[derive(Debug)]
+pub struct CpuBackend {
+    options: CpuOptions,
+    facts: DeviceFacts,
+    pool: Pool,
+    arenas: Option<Arenas>,
+    prepared: Vec<Prepared>,
+    /// Private scratch of all threads, then the shared scratch. Large enough for every prepared program.
+    scratch: Mapping,
+    private_bytes: usize,
+    shared_bytes: usize,
+    runs: u64,
+    /// How the last run failed, until it is waited for.
+    failure: Option<BackendError>,
+}
+
+fn rejected(problem: String) -> BackendError {
+    BackendError::Rejected { device: ID.into(), problem }
+}
+
+impl CpuBackend {
+    pub fn new(options: CpuOptions) -> Result<CpuBackend, BackendError> {
+        let pool = Pool::new(options.threads, options.pin_threads).map_err(rejected)?;
+        let plural = if pool.threads() == 1 { "" } else { "s" };
+        let arithmetic = match options.mode {
+            Mode::Reference => "scalar reference".to_string(),
+            Mode::Fast => Level::new(options.simd).simd().to_string(),
+        };
+        let facts = DeviceFacts {
+            id: ID.into(),
+            name: processor_name(),
+            detail: format!("{arithmetic}, {} thread{plural}", pool.threads()),
+        };
+        let scratch = Mapping::new(0, false).map_err(rejected)?;
+        Ok(CpuBackend {
+            options,
+            facts,
+            pool,
+            arenas: None,
+            prepared: vec![],
+            scratch,
+            private_bytes: 0,
+            shared_bytes: 0,
+            runs: 0,
+            failure: None,
+        })
+    }
+
+    /// Vector instructions in use; `None` in reference mode.
+    fn level(&self) -> Option<Level> {
+        (self.options.mode == Mode::Fast).then(|| Level::new(self.options.simd))
+    }
+
+    fn arenas(&mut self) -> Result<&mut Arenas, BackendError> {
+        self.arenas.as_mut().ok_or_else(|| rejected("no arenas are open".into()))
+    }
+
+    /// Makes the scratch large enough for one more program.
+    fn grow_scratch(&mut self, private_bytes: usize, shared_bytes: usize) -> Result<(), BackendError> {
+        let private = self.private_bytes.max(private_bytes.next_multiple_of(SCRATCH_ALIGN));
+        let shared = self.shared_bytes.max(shared_bytes);
+        let total = private as u64 * self.pool.threads() as u64 + shared as u64;
+        if total > self.scratch.len() as u64 {
+            self.scratch = Mapping::new(total, self.options.huge_pages).map_err(|reason| BackendError::OutOfMemory {
+                device: ID.into(),
+                arena: ArenaKind::Work,
+                bytes: total,
+                reason,
+            })?;
+        }
+        (self.private_bytes, self.shared_bytes) = (private, shared);
+        Ok(())
+    }
+
+    /// Runs the kernels in `steps` of a program whose parameters have been checked by `Prepared::begin`.
+    fn execute(&mut self, id: PreparedId, params: &RunParams<'_>, steps: std::ops::Range<usize>) -> Result<(), BackendError> {
+        let CpuBackend { options, pool, arenas, prepared, scratch, private_bytes, .. } = self;
+        let (Some(arenas), Some(prepared)) = (arenas.as_mut(), prepared.get(id.0)) else {
+            return Err(rejected(format!("program {} has not been prepared", id.0)));
+        };
+        let (private, shared) = scratch.bytes_mut().split_at_mut(*private_bytes * pool.threads());
+        let run = Run {
+            weights: Memory::new(arenas.weights.bytes_mut()),
+            state: Memory::new(arenas.state.bytes_mut()),
+            work: Memory::new(arenas.work.bytes_mut()),
+            shared: Memory::new(shared),
+            private: Memory::new(private),
+            private_bytes: *private_bytes,
+            rows: params.rows,
+            outputs: params.outputs,
+            spans: &prepared.spans,
+            ropes: &prepared.ropes,
+        };
+        let kernels: &[Box<dyn Kernel>] = &prepared.kernels[steps];
+        match run_kernels(pool, &run, kernels, &options.cancel) {
+            Ok(Ending::Complete) => Ok(()),
+            Ok(Ending::Cancelled) => Err(BackendError::Interrupted { device: ID.into() }),
+            Err(_) => Err(rejected("a thread of the backend failed; open the model again".into())),
+        }
+    }
+
+    fn begin(&mut self, id: PreparedId, params: &RunParams<'_>) -> Result<(), BackendError> {
+        let prepared = self.prepared.get_mut(id.0);
+        let prepared = prepared.ok_or_else(|| rejected(format!("program {} has not been prepared", id.0)))?;
+        prepared.begin(params).map_err(|problem| rejected(format!("program '{}': {problem}", prepared.program().name)))
+    }
+}
+
+/// The processor's name as the system tells it.
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|line| line.starts_with("model name"));
+    let name = line.and_then(|line| line.split_once(':')).map(|(_, name)| name.trim().to_string());
+    name.unwrap_or_else(|| std::env::consts::ARCH.to_string())
+}
+
+impl Backend for CpuBackend {
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn supports(&self, stage: &Stage, op: &Op) -> Result<(), String> {
+        let Some(program) = stage.programs.iter().find(|p| p.steps.iter().any(|step| step.op == *op)) else {
+            return Err("the op belongs to no program of the stage".into());
+        };
+        ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), level: self.level() }, op).map(|_| ())
+    }
+
+    fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
+        if self.arenas.is_some() {
+            return Err(rejected("the arenas are open already".into()));
+        }
+        self.arenas = Some(Arenas::open(sizes, self.options.huge_pages)?);
+        Ok(())
+    }
+
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
+        let target = self.arenas()?.bytes_mut(to)?;
+        if target.len() != bytes.len() {
+            return Err(rejected(format!("{} bytes for a slice of {}", bytes.len(), target.len())));
+        }
+        target.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn host_bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]> {
+        self.arenas.as_mut()?.bytes_mut(slice).ok()
+    }
+
+    fn download(&mut self, from: Slice, bytes: &mut [u8]) -> Result<(), BackendError> {
+        let source = self.arenas()?.bytes_mut(from)?;
+        if source.len() != bytes.len() {
+            return Err(rejected(format!("{} bytes for a slice of {}", bytes.len(), source.len())));
+        }
+        bytes.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn clear(&mut self, slice: Slice) -> Result<(), BackendError> {
+        self.arenas()?.bytes_mut(slice)?.fill(0);
+        Ok(())
+    }
+
+    fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
+        let sizes = self.arenas()?.sizes;
+        let prepared = Prepared::new(stage, program, sizes, self.level());
+        let prepared = prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })?;
+        self.grow_scratch(prepared.scratch_bytes, prepared.shared_bytes)?;
+        self.prepared.push(prepared);
+        Ok(PreparedId(self.prepared.len() - 1))
+    }
+
+    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
+        self.begin(program, params)?;
+        let steps = 0..self.prepared[program.0].kernels.len();
+        self.failure = self.execute(program, params, steps).err();
+        self.runs += 1;
+        Ok(Ticket(self.runs))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<(), BackendError> {
+        if ticket.0 == 0 || ticket.0 > self.runs {
+            return Err(rejected(format!("run {} was never started", ticket.0)));
+        }
+        self.failure.take().map_or(Ok(()), Err)
+    }
+
+    fn trace(
+        &mut self,
+        program: PreparedId,
+        params: &RunParams<'_>,
+        see: &mut dyn FnMut(usize, BufferId, &[f32]),
+    ) -> Result<(), BackendError> {
+        self.begin(program, params)?;
+        let steps = self.prepared[program.0].kernels.len();
+        let counts = (params.rows.len() as u32, params.outputs.len() as u32);
+        for step in 0..steps {
+            self.execute(program, params, step..step + 1)?;
+            let mut seen: Vec<BufferId> = vec![];
+            for view in self.prepared[program.0].program().steps[step].op.writes() {
+                if !seen.contains(&view.buffer) {
+                    seen.push(view.buffer);
+                    let values = self.buffer_values(program, view.buffer, counts)?;
+                    see(step, view.buffer, &values);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let arenas_bytes = self.arenas.as_ref().map_or(0, |arenas| arenas.sizes.total_bytes());
+        let own: usize = self.prepared.iter().map(Prepared::own_bytes).sum();
+        MemoryReport { arenas_bytes, scratch_bytes: (self.scratch.len() + own) as u64 }
+    }
+}
+
+impl CpuBackend {
+    /// The rows in use of a buffer; ids as numbers.
+    fn buffer_values(&mut self, id: PreparedId, buffer: BufferId, counts: (u32, u32)) -> Result<Vec<f32>, BackendError> {
+        let program = self.prepared[id.0].program();
+        let decl = program.buffer(buffer);
+        let rows = match decl.rows {
+            crate::program::Rows::Batch => counts.0,
+            crate::program::Rows::Outputs => counts.1,
+        };
+        let (slice, element) = (program.buffer_slice(buffer, rows), decl.element);
+        let bytes = self.arenas()?.bytes_mut(slice)?;
+        Ok(match element {
+            Element::F32 => bytemuck::cast_slice(bytes).to_vec(),
+            Element::U32 => bytemuck::cast_slice::<u8, u32>(bytes).iter().map(|id| *id as f32).collect(),
+        })
+    }
+}

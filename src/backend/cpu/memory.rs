@@ -1,0 +1,69 @@
+//! Anonymous mappings that begin at a multiple of 2 MiB, so that huge pages can back all of them.
+
+use memmap2::MmapMut;
+
+/// Huge pages of x86-64 and of aarch64 with 4 KiB pages.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Zeroed memory of fixed size and place. The system takes real pages when they are touched first.
+#[derive(Debug)]
+pub struct Mapping {
+    map: MmapMut,
+    skip: usize,
+    len: usize,
+}
+
+impl Mapping {
+    /// Maps `len` bytes; the reason in words if the system refuses.
+    pub fn new(len: u64, huge_pages: bool) -> Result<Mapping, String> {
+        let len = usize::try_from(len).map_err(|_| "more than this machine can address".to_string())?;
+        let with_slack = len.checked_add(HUGE_PAGE_BYTES).ok_or("more than this machine can address")?;
+        let map = MmapMut::map_anon(with_slack).map_err(|e| e.to_string())?;
+        let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        if skip > HUGE_PAGE_BYTES {
+            return Err("the mapping cannot be aligned".into());
+        }
+        // Huge pages only change speed: a refusal (switched off, other system) is not an error.
+        #[cfg(target_os = "linux")]
+        if huge_pages && len >= HUGE_PAGE_BYTES {
+            let _ = map.advise_range(memmap2::Advice::HugePage, skip, len);
+        }
+        #[cfg(not(target_os = "linux"))]
+        let _ = huge_pages;
+        Ok(Mapping { map, skip, len })
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    #[cfg(test)]
+    pub fn bytes(&self) -> &[u8] {
+        &self.map[self.skip..self.skip + self.len]
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.map[self.skip..self.skip + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mappings_are_zeroed_and_aligned() {
+        for len in [0, 1, 4096, 5 << 20] {
+            let mapping = Mapping::new(len, true).unwrap();
+            assert_eq!(mapping.bytes().len() as u64, len);
+            assert_eq!(mapping.bytes().as_ptr() as usize % HUGE_PAGE_BYTES, 0);
+            assert!(mapping.bytes().iter().all(|b| *b == 0));
+        }
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        assert!(Mapping::new(u64::MAX, false).is_err());
+        assert!(Mapping::new(1 << 60, false).is_err());
+    }
+}

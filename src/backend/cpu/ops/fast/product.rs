@@ -1,0 +1,227 @@
+//! What the fast products share: activations in the form that the weights want, and dealing rows of weights to threads.
+
+use std::ops::Range;
+
+use super::super::super::exec::{Run, Thread};
+use super::super::super::kernels::{self, ActBlock, OutView, Scratch, ScratchBlock, Tokens, Weights};
+use super::super::super::layout::Matrix;
+use super::super::super::pool::Poisoned;
+use super::super::super::vector::{self, Level};
+use super::super::super::view::{Mat, carve, carve_bytes};
+use super::super::matmul::decode;
+
+/// Windows up to this many rows are read-bound: every thread rounds the activations for itself instead of waiting.
+pub const FEW_ROWS: usize = 8;
+
+/// Output rows that are dealt at once: whole panels of the matrix kernels, or cache lines of the result.
+pub fn tile_rows(tokens: usize) -> usize {
+    if tokens <= FEW_ROWS { 16 } else { 48 }
+}
+
+/// Deals tiles of differing cost to the threads in order, each a contiguous part of about the same cost.
+#[derive(Debug)]
+pub struct Deal {
+    from: u64,
+    to: u64,
+    at: u64,
+}
+
+impl Deal {
+    pub fn new(thread: &Thread<'_>, total: u64) -> Deal {
+        let (index, count) = (thread.member().index as u64, thread.member().count as u64);
+        Deal { from: total * index / count, to: total * (index + 1) / count, at: 0 }
+    }
+
+    /// This thread's tiles of the next `tiles`, which cost `cost` each.
+    pub fn next(&mut self, tiles: usize, cost: u64) -> Range<usize> {
+        let start = self.at;
+        self.at += tiles as u64 * cost;
+        let tile_at = |cost_sum: u64| (cost_sum.saturating_sub(start).div_ceil(cost.max(1)) as usize).min(tiles);
+        tile_at(self.from)..tile_at(self.to)
+    }
+}
+
+/// The left side of a product, row by row: a buffer whose rows may each hold `split` vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    pub x: Mat<'a, f32>,
+    pub split: usize,
+}
+
+impl<'a> Source<'a> {
+    pub fn len(&self) -> usize {
+        self.x.rows() * self.split
+    }
+
+    pub fn width(&self) -> usize {
+        self.x.width() / self.split
+    }
+
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        let width = self.width();
+        self.x.part(i / self.split, i % self.split * width, width)
+    }
+}
+
+/// Activations ready to be multiplied.
+pub struct Activations<'a> {
+    level: Level,
+    source: Source<'a>,
+    blocks: &'a [ActBlock],
+}
+
+/// Bytes of rounded activations for a source.
+pub fn block_bytes(rows: usize, width: usize) -> usize {
+    carve_bytes::<ActBlock>(rows * kernels::blocks_per_row(width))
+}
+
+impl<'a> Activations<'a> {
+    /// Rounds the activations if `rounded`: into this thread's scratch where the window is small, else together into the shared
+    /// scratch, which makes all threads meet.
+    pub fn new(thread: &mut Thread<'a>, level: Level, source: Source<'a>, rounded: bool) -> Result<Activations<'a>, Poisoned> {
+        let per_row = kernels::blocks_per_row(source.width());
+        if !rounded {
+            return Ok(Activations { level, source, blocks: &[] });
+        }
+        if source.x.rows() <= FEW_ROWS {
+            let blocks: &mut [ActBlock] = carve(&mut thread.scratch, source.len() * per_row);
+            for (i, blocks) in blocks.chunks_exact_mut(per_row).enumerate() {
+                kernels::quantize_row(level.simd(), source.row(i), blocks);
+            }
+            return Ok(Activations { level, source, blocks });
+        }
+        let shared = thread.run.shared;
+        for i in thread.member().share(source.len()) {
+            let offset = i * per_row * size_of::<ActBlock>();
+            // SAFETY: rows are dealt to the threads.
+            let blocks: &mut [ActBlock] = unsafe { shared.write(offset, per_row) };
+            kernels::quantize_row(level.simd(), source.row(i), blocks);
+        }
+        thread.team.meet(|| ())?;
+        // SAFETY: nothing writes the shared scratch again in this step.
+        let blocks = unsafe { shared.read(0, source.len() * per_row) };
+        Ok(Activations { level, source, blocks })
+    }
+
+    /// `out[i][r] = matrix[rows.start + r] · activations[tokens[i]]`, rows of `out` adjoining.
+    pub fn multiply(
+        &self,
+        run: &Run<'_>,
+        (matrix, expert): (&Matrix, usize),
+        rows: Range<usize>,
+        tokens: Tokens<'_>,
+        out: &mut [f32],
+        tools: &mut Tools<'_>,
+    ) {
+        let count = rows.len();
+        if count == 0 || tokens.is_empty() {
+            return;
+        }
+        if kernels::is_float(matrix.format) {
+            return self.multiply_floats(run, (matrix, expert), rows, &tokens, out, tools.row);
+        }
+        let bytes = matrix.rows(run, expert, rows.start, count);
+        let Some(weights) = Weights::new(matrix.format, bytes, count, matrix.cols) else { return };
+        let view = OutView::new(out, tokens.len(), count, count);
+        let mut scratch = Scratch::new(tools.blocks);
+        kernels::product(self.level.simd(), weights, 0..count, self.blocks, tokens, view, &mut scratch);
+    }
+
+    fn multiply_floats(
+        &self,
+        run: &Run<'_>,
+        (matrix, expert): (&Matrix, usize),
+        rows: Range<usize>,
+        tokens: &Tokens<'_>,
+        out: &mut [f32],
+        decoded: &mut [f32],
+    ) {
+        let count = rows.len();
+        let token = |i: usize| match tokens {
+            Tokens::Rows(range) => range.start + i,
+            Tokens::List(list) => list[i] as usize,
+        };
+        for (r, row) in rows.enumerate() {
+            let bytes = matrix.row(run, expert, row);
+            let weights = match bytemuck::try_cast_slice(bytes) {
+                Ok(weights) if matrix.format == crate::quant::Format::F32 => weights,
+                _ => {
+                    decode(matrix, run, expert, row, decoded);
+                    &decoded[..]
+                }
+            };
+            let whole = tokens.len() / 4 * 4;
+            for i in (0..whole).step_by(4) {
+                let dots = vector::dot4(self.level, weights, std::array::from_fn(|n| self.source.row(token(i + n))));
+                for (n, dot) in dots.into_iter().enumerate() {
+                    out[(i + n) * count + r] = dot;
+                }
+            }
+            for i in whole..tokens.len() {
+                out[i * count + r] = vector::dot(self.level, weights, self.source.row(token(i)));
+            }
+        }
+    }
+}
+
+/// Working memory of a thread for products.
+pub struct Tools<'s> {
+    row: &'s mut [f32],
+    blocks: &'s mut [ScratchBlock],
+}
+
+impl<'s> Tools<'s> {
+    pub fn scratch_bytes(width: usize) -> usize {
+        carve_bytes::<f32>(width) + carve_bytes::<ScratchBlock>(Scratch::BLOCKS)
+    }
+
+    pub fn new(width: usize, scratch: &mut &'s mut [u8]) -> Tools<'s> {
+        Tools { row: carve(scratch, width), blocks: carve(scratch, Scratch::BLOCKS) }
+    }
+}
+
+/// Floats that hold the results of one tile for the largest window. With few rows a tile is much wider than one panel.
+pub fn result_floats(max_tokens: usize) -> usize {
+    (max_tokens * tile_rows(max_tokens)).max(8192)
+}
+
+/// Output rows for which the results of `tokens` tokens fit into `floats`: whole tiles.
+pub fn rows_that_fit(tokens: usize, floats: usize) -> usize {
+    let tile = tile_rows(tokens);
+    (floats / tokens.max(1) / tile * tile).max(tile)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_a_tile_fit() {
+        for max in [1, 3, 8, 9, 64, 170, 171, 513] {
+            let floats = result_floats(max);
+            for tokens in 1..=max {
+                assert!(rows_that_fit(tokens, floats) * tokens <= floats, "{tokens} of {max}");
+            }
+        }
+    }
+
+    #[test]
+    fn deals_cover_every_tile_once() {
+        let parts = [(7usize, 3u64), (1, 100), (0, 5), (20, 1), (3, 17)];
+        let total: u64 = parts.iter().map(|(tiles, cost)| *tiles as u64 * cost).sum();
+        for count in 1..9u64 {
+            let mut next = [0; 5];
+            for index in 0..count {
+                let mut deal = Deal { from: total * index / count, to: total * (index + 1) / count, at: 0 };
+                for (part, (tiles, cost)) in parts.iter().enumerate() {
+                    let range = deal.next(*tiles, *cost);
+                    if !range.is_empty() {
+                        assert_eq!(range.start, next[part]);
+                        next[part] = range.end;
+                    }
+                }
+            }
+            assert_eq!(next, parts.map(|(tiles, _)| tiles), "{count} threads");
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The conversation: its messages, and the sequence in the engine that has read them.
+
+use std::path::Path;
+
+use serde_json::{Value as Json, json};
+
+use super::ChatArgs;
+use super::commands::Command;
+use super::settings::Settings;
+use crate::cli::answer::{Answer, Show, generate_error};
+use crate::cli::error::CliError;
+use crate::cli::interrupt::Interrupt;
+use crate::cli::open::Loaded;
+use crate::cli::output::note;
+use crate::cli::report::{Report, measured_bandwidth};
+use crate::cli::text::{chat_prompt, message, render, stand_in};
+use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
+use crate::state::Sequence;
+use crate::tokenizer::{ChatTemplate, Tokenizer};
+
+const TURN_BEGIN: &str = "<|im_start|>";
+const TURN_END: &str = "<|im_end|>";
+
+pub struct Session<'a> {
+    tokenizer: &'a Tokenizer,
+    template: &'a ChatTemplate,
+    loaded: Loaded,
+    sequence: Sequence,
+    interrupt: Interrupt,
+    settings: Settings,
+    thinking: Option<bool>,
+    system: Option<String>,
+    /// Questions and answers in turn, without the system message.
+    messages: Vec<Json>,
+    last: Option<GenerationStats>,
+    /// Measured when first asked for.
+    bandwidth: Option<Option<f64>>,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(
+        tokenizer: &'a Tokenizer,
+        template: &'a ChatTemplate,
+        mut loaded: Loaded,
+        interrupt: &Interrupt,
+        args: &ChatArgs,
+    ) -> Result<Session<'a>, CliError> {
+        let mut stop = args.sampling.reverse_prompt.clone();
+        // Where the marks of ChatML are no tokens, the model writes them out as text.
+        if stand_in(template).is_some() && tokenizer.special_id(TURN_END).is_none() {
+            stop.extend([TURN_END.to_owned(), TURN_BEGIN.to_owned()]);
+        }
+        let settings = Settings {
+            sampling: args.sampling.params(),
+            max_tokens: args.sampling.max_tokens(),
+            ignore_eos: args.sampling.ignore_eos,
+            stop,
+        };
+        Ok(Session {
+            tokenizer,
+            template,
+            sequence: loaded.engine.start()?,
+            loaded,
+            interrupt: interrupt.clone(),
+            settings,
+            thinking: args.template.thinking(),
+            system: args.template.system.clone(),
+            messages: Vec::new(),
+            last: None,
+            bandwidth: None,
+        })
+    }
+
+    /// Asks and shows the answer. A question that could not be answered is forgotten.
+    pub fn ask(&mut self, question: &str) -> Result<(), CliError> {
+        let question = question.strip_prefix("//").map_or_else(|| question.to_owned(), |rest| format!("/{rest}"));
+        self.messages.push(message("user", &question));
+        self.answer()
+    }
+
+    fn answer(&mut self) -> Result<(), CliError> {
+        let result = self.generate();
+        if !matches!(result, Ok(true)) {
+            self.messages.pop();
+        }
+        result.map(|_| ())
+    }
+
+    /// Answers the last message; false if nothing was said.
+    fn generate(&mut self) -> Result<bool, CliError> {
+        let all = self.all_messages();
+        let prompt = chat_prompt(self.tokenizer, self.template, &all, self.thinking)?;
+        let context = self.loaded.engine.options().context as usize;
+        if prompt.tokens.len() >= context {
+            return Err(CliError::Usage(format!(
+                "the conversation has {} tokens and the context holds {context}; /clear begins a new one, /undo shortens it, \
+                 a larger --ctx-size holds more",
+                prompt.tokens.len()
+            )));
+        }
+        let options = GenerateOptions {
+            max_tokens: self.settings.max_tokens,
+            stop: self.settings.stop.clone(),
+            ignore_eos: self.settings.ignore_eos,
+            checkpoints: self.history_length(&all, &prompt.tokens).into_iter().collect(),
+            interrupt: self.interrupt.flag(),
+            ..GenerateOptions::default()
+        };
+        let engine = &mut self.loaded.engine;
+        let sampling = self.settings.sampling.clone();
+        let mut answer = Answer::new(prompt.splitter.clone(), Show::Stream);
+        let mut generation =
+            Generation::new(self.tokenizer, engine.dims(), sampling, prompt.tokens, options).map_err(generate_error)?;
+        generation.rewind(engine, &mut self.sequence)?;
+        let finish = answer.generate(&mut generation, engine, &mut self.sequence)?;
+        self.last = Some(generation.stats());
+        match finish {
+            Finish::Interrupted => note("(stopped)"),
+            Finish::ContextFull => note("(the context is full: /clear begins a new conversation)"),
+            Finish::MaxTokens => note("(cut off by --predict)"),
+            Finish::EndToken(_) | Finish::StopText(_) => {}
+        }
+        let said = !answer.text.is_empty() || !answer.thinking.is_empty();
+        if said {
+            let mut reply = message("assistant", &answer.text);
+            if !answer.thinking.is_empty() {
+                reply["reasoning_content"] = json!(answer.thinking);
+            }
+            self.messages.push(reply);
+        }
+        Ok(said)
+    }
+
+    fn all_messages(&self) -> Vec<Json> {
+        let system = self.system.as_ref().map(|text| message("system", text));
+        system.into_iter().chain(self.messages.iter().cloned()).collect()
+    }
+
+    /// How much of the prompt the next turn will have in common with this one whatever the answer: all but the opening
+    /// of the answer.
+    fn history_length(&self, messages: &[Json], prompt: &[crate::units::TokenId]) -> Option<usize> {
+        let closed = render(self.template, messages, self.thinking, false).ok()?;
+        let tokens = self.tokenizer.encode_chat(&closed).ok()?;
+        let common = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        (common > 0).then_some(common)
+    }
+
+    /// Any command but those that need no conversation.
+    pub fn command(&mut self, command: Command) -> Result<(), CliError> {
+        match command {
+            Command::Help | Command::Quit => {}
+            Command::Clear => {
+                self.messages.clear();
+                note("(a new conversation)");
+            }
+            Command::System(None) => note(self.system.as_deref().unwrap_or("(nothing is said to the model beforehand)")),
+            Command::System(Some(text)) => {
+                self.system = Some(text);
+                self.messages.clear();
+                note("(a new conversation)");
+            }
+            Command::Undo => match self.take_back() {
+                Some(question) => note(format!("(taken back: {question})")),
+                None => note("(there is nothing to take back)"),
+            },
+            Command::Regenerate => match self.take_back() {
+                Some(question) => {
+                    self.messages.push(message("user", &question));
+                    return self.answer();
+                }
+                None => note("(nothing was asked yet)"),
+            },
+            Command::Stats => self.show_stats(),
+            Command::Think(thinking) => {
+                self.thinking = thinking;
+                if !self.template.can_think() {
+                    note("(the model's template knows no such switch)");
+                }
+            }
+            Command::Set(None) => note(self.settings.list()),
+            Command::Set(Some((name, value))) => {
+                let vocab = self.loaded.engine.dims().vocab as usize;
+                self.settings.set(&name, &value, vocab).map_err(CliError::Usage)?;
+            }
+            Command::Save(path) => self.save(&path)?,
+            Command::Load(path) => self.load(&path)?,
+        }
+        Ok(())
+    }
+
+    /// Removes the last question and what came after it; returns the question.
+    fn take_back(&mut self) -> Option<String> {
+        let at = self.messages.iter().rposition(|m| m["role"] == "user")?;
+        let question = self.messages[at]["content"].as_str().unwrap_or_default().to_owned();
+        self.messages.truncate(at);
+        Some(question)
+    }
+
+    fn show_stats(&mut self) {
+        let Some(stats) = self.last else {
+            note("(nothing was answered yet)");
+            return;
+        };
+        let bandwidth = *self.bandwidth.get_or_insert_with(measured_bandwidth);
+        note(Report::new(&self.loaded, &stats).with_bandwidth(bandwidth).line());
+        let (held, room) = (self.sequence.len(), self.loaded.engine.options().context);
+        note(format!("{held} of {room} tokens held, {} messages", self.messages.len()));
+    }
+
+    fn save(&self, path: &Path) -> Result<(), CliError> {
+        let document = json!({ "messages": self.all_messages() });
+        let fail = |e| CliError::io("write", path, e);
+        let text = serde_json::to_string_pretty(&document).map_err(|e| fail(e.into()))?;
+        std::fs::write(path, text + "\n").map_err(fail)?;
+        note(format!("({} messages in '{}')", self.messages.len(), path.display()));
+        Ok(())
+    }
+
+    fn load(&mut self, path: &Path) -> Result<(), CliError> {
+        let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+        let wrong = |problem: &str| CliError::in_file(&path.display().to_string(), problem);
+        let document: Json = serde_json::from_str(&text).map_err(|e| wrong(&format!("it is not JSON: {e}")))?;
+        let messages = document["messages"].as_array().ok_or_else(|| wrong("it holds no list 'messages'"))?;
+        let is_text = |m: &Json| m["role"].is_string() && m["content"].is_string();
+        if !messages.iter().all(is_text) {
+            return Err(wrong("a message needs a 'role' and a 'content', both text"));
+        }
+        let (system, rest): (Vec<&Json>, Vec<&Json>) = messages.iter().partition(|m| m["role"] == "system");
+        self.system = system.first().and_then(|m| m["content"].as_str()).map(str::to_owned);
+        self.messages = rest.into_iter().cloned().collect();
+        note(format!("({} messages from '{}')", self.messages.len(), path.display()));
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+//! The command line: one file a verb, one enum of verbs. Results go to standard output, everything else to standard error.
+
+mod answer;
+mod args;
+mod bench;
+mod chat;
+mod completions;
+mod error;
+mod inspect;
+mod interrupt;
+mod logits;
+mod npy;
+mod open;
+mod output;
+mod report;
+mod run;
+mod text;
+mod tokenize;
+mod tokens;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+pub use error::{CliError, exit};
+
+const EXAMPLES: &str = "\
+Examples:
+  strata run \"What is the capital of France?\"        a question to the small built-in model
+  strata run -m model.gguf \"Tell me a story\" -n 200   to your own model
+  strata chat -m model.gguf                           a conversation
+  strata inspect model.gguf                           what is in a file
+  strata bench -m model.gguf                          how fast it runs here
+
+Exit codes: 0 done, 1 error, 2 wrong arguments, 3 the model does not fit this machine, 130 interrupted.";
+
+/// Runs very large mixture-of-experts language models on ordinary PCs
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, propagate_version = true, after_help = EXAMPLES, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// Everything `strata` can do.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Answer one prompt
+    Run(run::RunArgs),
+    /// Talk with a model
+    Chat(chat::ChatArgs),
+    /// Show what is in a model file
+    Inspect(inspect::InspectArgs),
+    /// Measure speed
+    Bench(bench::BenchArgs),
+    /// Show the tokens of a text, or the text of tokens
+    Tokenize(tokenize::TokenizeArgs),
+    /// Write the scores of every token at every position to a file, for comparing engines
+    Logits(logits::LogitsArgs),
+    /// Write a script that completes our commands in a shell
+    Completions(completions::CompletionsArgs),
+}
+
+impl Verb {
+    fn run(&self) -> Result<(), CliError> {
+        match self {
+            Verb::Run(args) => run::run(args),
+            Verb::Chat(args) => chat::chat(args),
+            Verb::Inspect(args) => inspect::inspect(args),
+            Verb::Bench(args) => bench::bench(args),
+            Verb::Tokenize(args) => tokenize::tokenize(args),
+            Verb::Logits(args) => logits::logits(args),
+            Verb::Completions(args) => completions::completions(args),
+        }
+    }
+}
+
+/// The whole program: reads the arguments, does the work, reports an error in one line.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse_from(args::expand_short_words(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are such "errors" too; a closed output is none.
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { exit::OK });
+        }
+    };
+    match cli.verb.run() {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(error) => {
+            match error {
+                _ if error.is_silent() => {}
+                CliError::Interrupted { .. } => output::note("interrupted"),
+                _ => output::note(format!("error: {error}")),
+            }
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,190 @@
+//! `strata run`: one prompt, one answer.
+
+use std::io::{self, IsTerminal, Read};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::answer::{Answer, Show, generate_error};
+use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
+use super::error::CliError;
+use super::interrupt::Interrupt;
+use super::open::{Loaded, OpenModel, Stopping};
+use super::output::{Output, note};
+use super::report::{Report, measured_bandwidth};
+use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt, stand_in};
+use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
+use crate::tokenizer::{ShowSpecial, Tokenizer};
+
+const EXAMPLES: &str = "\
+Examples:
+  strata run \"What is the capital of France?\"
+  strata run -m model.gguf --temp 0 -n 100 \"Explain rust to a cat\"
+  cat notes.txt | strata run -m model.gguf --system \"Summarise in one sentence\"
+  strata run -m model.gguf --raw \"Once upon a time\" --stop \"The end\"
+  strata run -m model.gguf --json \"Name a colour\" | jq .text
+
+The answer goes to standard output, thinking and the summary to standard error.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct RunArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// The prompt; '-' or nothing reads it from standard input
+    #[arg(value_name = "PROMPT")]
+    words: Vec<String>,
+    /// The prompt, as llama.cpp names it
+    #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
+    prompt: Option<String>,
+    /// Continue the text as it is, without the chat template
+    #[arg(long)]
+    raw: bool,
+    #[command(flatten)]
+    template: TemplateArgs,
+    /// One JSON object at the end instead of text
+    #[arg(long)]
+    json: bool,
+    /// Show the prompt as the model sees it
+    #[arg(long)]
+    verbose_prompt: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    context: ContextArgs,
+    #[command(flatten)]
+    compute: ComputeArgs,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct JsonAnswer<'a> {
+    model: &'a str,
+    file: String,
+    text: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'a str,
+    tokens: Vec<u32>,
+    finish: &'static str,
+    seed: u64,
+    report: Report,
+}
+
+pub fn run(args: &RunArgs) -> Result<(), CliError> {
+    let text = read_prompt(args)?;
+    let opened = OpenModel::open(&args.model)?;
+    let tokenizer = open_tokenizer(&opened.files)?;
+    let prompt = make_prompt(args, &opened, &tokenizer, &text)?;
+    if args.verbose_prompt {
+        note(format!("{}\n({} tokens)", prompt.text, prompt.tokens.len()));
+    }
+    let interrupt = Interrupt::install()?;
+    let most = args.sampling.max_tokens();
+    // A new answer should have room even where the prompt alone fills the usual context.
+    let needed = prompt.tokens.len().saturating_add(most.unwrap_or(USUAL_ANSWER_TOKENS));
+    let context = opened.context(args.context.ctx_size, needed, USUAL_CONTEXT_TOKENS);
+    if prompt.tokens.len() > context as usize {
+        return Err(CliError::Usage(format!(
+            "the prompt has {} tokens and the context holds {context}; give a larger --ctx-size (the model was trained for {})",
+            prompt.tokens.len(),
+            opened.model.dims().context,
+        )));
+    }
+    let options = OpenOptions {
+        context,
+        prompt_rows: args.compute.ubatch_size.min(context),
+        decode_rows: 1,
+        max_outputs: 1,
+        ..OpenOptions::default()
+    };
+    let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
+    let mut answer = Answer::new(prompt.splitter.clone(), if args.json { Show::Nothing } else { Show::Stream });
+    let mut generation = start(args, &loaded, &tokenizer, prompt, &interrupt)?;
+    let mut sequence = loaded.engine.start()?;
+    let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
+    let report = Report::new(&loaded, &generation.stats());
+    // The weights go first, so that measuring does not add to the memory that the run takes.
+    drop(loaded);
+    let stopped = finish == Finish::Interrupted;
+    let report = report.with_bandwidth(if stopped { None } else { measured_bandwidth() });
+    if args.json {
+        Output::new().json(&JsonAnswer {
+            model: &opened.model.name,
+            file: opened.files.name(),
+            text: &answer.text,
+            thinking: &answer.thinking,
+            tokens: generation.generated().iter().map(|t| t.0).collect(),
+            finish: finish.name(),
+            seed: generation.seed(),
+            report,
+        })?;
+    } else {
+        match finish {
+            Finish::ContextFull => note("note: the context is full; a larger --ctx-size holds a longer answer"),
+            Finish::Interrupted => note("interrupted"),
+            Finish::EndToken(_) | Finish::StopText(_) | Finish::MaxTokens => {}
+        }
+        note(report.line());
+    }
+    if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
+}
+
+/// Without `-n` and `--ctx-size`, room for an answer of this length.
+const USUAL_ANSWER_TOKENS: usize = 2048;
+const USUAL_CONTEXT_TOKENS: u32 = 4096;
+
+fn read_prompt(args: &RunArgs) -> Result<String, CliError> {
+    let words = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
+    let text = match words {
+        Some(text) if text != "-" => text,
+        None if io::stdin().is_terminal() => {
+            return Err(CliError::Usage("no prompt; write one after the flags, in quotes: strata run \"...\"".into()));
+        }
+        _ => read_stdin()?,
+    };
+    if text.is_empty() && !args.raw {
+        return Err(CliError::Usage("the prompt is empty".into()));
+    }
+    Ok(text)
+}
+
+fn read_stdin() -> Result<String, CliError> {
+    let mut bytes = Vec::new();
+    io::stdin().lock().read_to_end(&mut bytes).map_err(|e| CliError::io("read", "standard input", e))?;
+    let text = String::from_utf8(bytes).map_err(|_| CliError::Failed("the prompt on standard input is not UTF-8 text".into()))?;
+    // The line end that a shell's echo adds belongs to nobody.
+    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
+}
+
+fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: &str) -> Result<Prompt, CliError> {
+    if args.raw {
+        if args.template.system.is_some() {
+            return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".into()));
+        }
+        return raw_prompt(tokenizer, text);
+    }
+    let template = open_template(&opened.files, tokenizer)?;
+    if stand_in(&template).is_some() && args.template.system.is_none() {
+        note(format!("note: '{}' has no chat template, so the text is continued as it is", opened.files.name()));
+        return raw_prompt(tokenizer, text);
+    }
+    chat_prompt(tokenizer, &template, &first_messages(&args.template, text), args.template.thinking())
+}
+
+fn start<'a>(
+    args: &RunArgs,
+    loaded: &Loaded,
+    tokenizer: &'a Tokenizer,
+    prompt: Prompt,
+    interrupt: &Interrupt,
+) -> Result<Generation<'a>, CliError> {
+    let options = GenerateOptions {
+        max_tokens: args.sampling.max_tokens(),
+        stop: args.sampling.reverse_prompt.clone(),
+        ignore_eos: args.sampling.ignore_eos,
+        show: if prompt.splitter.is_none() { ShowSpecial::Yes } else { ShowSpecial::ExceptEog },
+        interrupt: interrupt.flag(),
+        ..GenerateOptions::default()
+    };
+    Generation::new(tokenizer, loaded.engine.dims(), args.sampling.params(), prompt.tokens, options).map_err(generate_error)
+}

@@ -1,0 +1,163 @@
+//! From files to the weights arena: large reads by several threads straight to where the bytes stay.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::EngineError;
+use crate::backend::Backend;
+use crate::gguf::{GgufError, ModelFiles, TensorInfo};
+use crate::model::ModelError;
+use crate::program::{ArenaKind, Slice, Stage, WeightDecl};
+
+/// Bytes of one read.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Readers at once: enough to keep an SSD busy, few enough to leave a small PC usable.
+const READERS: usize = 4;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    pub done_bytes: u64,
+    pub total_bytes: u64,
+}
+
+/// A stretch of a tensor and where it goes.
+struct Piece<'a> {
+    tensor: &'a TensorInfo,
+    from_bytes: u64,
+    to_bytes: u64,
+    len_bytes: u64,
+}
+
+/// Bytes that [`load_stage`] reads for a stage, without alignment gaps.
+pub fn load_bytes(stage: &Stage) -> u64 {
+    stage.weights.iter().map(|w| w.matrix_bytes() * u64::from(w.experts)).sum()
+}
+
+/// Reads all weights of a stage into its device.
+///
+/// # Errors
+/// Read errors name file and tensor; setting `cancel` ends in [`EngineError::Interrupted`].
+pub fn load_stage(
+    files: &ModelFiles,
+    stage: &Stage,
+    backend: &mut dyn Backend,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let mut pieces = Vec::new();
+    for weight in &stage.weights {
+        let missing = || ModelError::MissingTensor { tensor: weight.tensor.clone() };
+        let tensor = files.tensor(&weight.tensor).ok_or_else(missing)?;
+        if tensor.format == weight.format {
+            split(weight, tensor, &mut pieces);
+        } else {
+            convert(files, weight, tensor, backend)?;
+        }
+    }
+    pieces.sort_by_key(|p| p.to_bytes);
+    let whole = Slice { arena: ArenaKind::Weights, offset_bytes: 0, len_bytes: stage.weights_bytes };
+    match backend.host_bytes_mut(whole) {
+        Some(arena) => read_in_place(files, pieces, arena, cancel, progress),
+        None => read_and_upload(files, pieces, backend, cancel, progress),
+    }
+}
+
+fn split<'a>(weight: &WeightDecl, tensor: &'a TensorInfo, pieces: &mut Vec<Piece<'a>>) {
+    for expert in 0..weight.experts {
+        let to = weight.slice(expert);
+        let from = u64::from(expert) * weight.matrix_bytes();
+        let mut done = 0;
+        while done < to.len_bytes {
+            let len_bytes = PIECE_BYTES.min(to.len_bytes - done);
+            pieces.push(Piece { tensor, from_bytes: from + done, to_bytes: to.offset_bytes + done, len_bytes });
+            done += len_bytes;
+        }
+    }
+}
+
+/// A small float tensor that the device holds in another float format.
+fn convert(files: &ModelFiles, weight: &WeightDecl, tensor: &TensorInfo, backend: &mut dyn Backend) -> Result<(), EngineError> {
+    let mut stored = vec![0; tensor.bytes as usize];
+    files.read_at(tensor, 0, &mut stored)?;
+    let mut floats = vec![0f32; weight.cols as usize * weight.rows as usize];
+    let refused = |reason: String| ModelError::Format { tensor: tensor.name.clone(), format: tensor.format.name(), reason };
+    tensor.format.decode_row(&stored, &mut floats).map_err(|e| refused(e.to_string()))?;
+    backend.upload(weight.slice(0), bytemuck::cast_slice(&floats))?;
+    Ok(())
+}
+
+fn read_in_place(
+    files: &ModelFiles,
+    pieces: Vec<Piece<'_>>,
+    arena: &mut [u8],
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let total_bytes = pieces.iter().map(|p| p.len_bytes).sum();
+    let done = AtomicU64::new(0);
+    // The arena cut into one target a piece; gaps between them are alignment.
+    let mut targets = Vec::with_capacity(pieces.len());
+    let (mut rest, mut at) = (arena, 0);
+    for piece in pieces {
+        let (_, after) = rest.split_at_mut((piece.to_bytes - at) as usize);
+        let (target, after) = after.split_at_mut(piece.len_bytes as usize);
+        at = piece.to_bytes + piece.len_bytes;
+        rest = after;
+        targets.push((piece, target));
+    }
+    let queue = Mutex::new(targets.into_iter());
+    let stop = AtomicBool::new(false);
+    let read_all = || -> Result<(), GgufError> {
+        while !stop.load(Ordering::Relaxed) && !cancel.load(Ordering::Relaxed) {
+            let next = queue.lock().unwrap_or_else(|e| e.into_inner()).next();
+            let Some((piece, target)) = next else { break };
+            files.read_at(piece.tensor, piece.from_bytes, target).inspect_err(|_| stop.store(true, Ordering::Relaxed))?;
+            done.fetch_add(piece.len_bytes, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..READERS).map(|_| scope.spawn(read_all)).collect();
+        while readers.iter().any(|r| !r.is_finished()) {
+            progress(LoadProgress { done_bytes: done.load(Ordering::Relaxed), total_bytes });
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for reader in readers {
+            match reader.join() {
+                Ok(result) => result?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok::<(), EngineError>(())
+    })?;
+    if cancel.load(Ordering::Relaxed) {
+        return Err(EngineError::Interrupted);
+    }
+    progress(LoadProgress { done_bytes: total_bytes, total_bytes });
+    Ok(())
+}
+
+fn read_and_upload(
+    files: &ModelFiles,
+    pieces: Vec<Piece<'_>>,
+    backend: &mut dyn Backend,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let total_bytes = pieces.iter().map(|p| p.len_bytes).sum();
+    let mut staging = vec![0; PIECE_BYTES as usize];
+    let mut done_bytes = 0;
+    for piece in pieces {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(EngineError::Interrupted);
+        }
+        let bytes = &mut staging[..piece.len_bytes as usize];
+        files.read_at(piece.tensor, piece.from_bytes, bytes)?;
+        let to = Slice { arena: ArenaKind::Weights, offset_bytes: piece.to_bytes, len_bytes: piece.len_bytes };
+        backend.upload(to, bytes)?;
+        done_bytes += piece.len_bytes;
+        progress(LoadProgress { done_bytes, total_bytes });
+    }
+    Ok(())
+}

@@ -1,0 +1,457 @@
+//! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
+
+mod bandwidth;
+mod generate;
+mod load;
+mod process;
+mod tables;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use thiserror::Error;
+
+pub use bandwidth::measure_read_bandwidth;
+pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
+pub use load::{LoadProgress, load_bytes, load_stage};
+pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
+pub use tables::RowTable;
+
+use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
+use crate::gguf::{GgufError, ModelFiles};
+use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
+use crate::program::{KvFormat, Row, ShapeClass, decode_row_bytes};
+use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, Window, WindowInputs};
+use crate::state::{Checkpoint, Restore, Sequence};
+use crate::units::TokenId;
+
+#[derive(Debug, Error)]
+pub enum EngineError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error("all {slots} sequence slots are in use")]
+    NoSlot { slots: u32 },
+    #[error(
+        "the context is full: {length} tokens are held, {added} more were given, and there is room for {capacity}; \
+         a larger --ctx-size would hold them"
+    )]
+    ContextFull { length: usize, added: usize, capacity: usize },
+    #[error("token {token} is not in the vocabulary of {vocab} tokens")]
+    NoSuchToken { token: TokenId, vocab: u32 },
+    #[error("the layer split {split} does not hold the model's {layers} layers in order")]
+    Split { split: String, layers: u32 },
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl EngineError {
+    /// Whether somebody asked for this end.
+    pub fn is_interruption(&self) -> bool {
+        let backend = match self {
+            EngineError::Interrupted | EngineError::Schedule(ScheduleError::Interrupted) => return true,
+            EngineError::Backend(error) | EngineError::Schedule(ScheduleError::Backend(error)) => error,
+            _ => return false,
+        };
+        matches!(backend, BackendError::Interrupted { .. })
+    }
+}
+
+/// How a model shall be opened.
+#[derive(Debug, Clone)]
+pub struct OpenOptions {
+    /// Tokens a sequence can hold.
+    pub context: u32,
+    pub slots: u32,
+    /// Rows of a prompt chunk.
+    pub prompt_rows: u32,
+    /// Rows of a decode window.
+    pub decode_rows: u32,
+    /// Logit rows that one window may ask for.
+    pub max_outputs: u32,
+    pub kv: KvFormat,
+    /// Newest tokens that can be taken back without recomputing, for models with recurrent state.
+    pub undo_tokens: u32,
+    /// Set by others to stop loading and computing.
+    pub cancel: Arc<AtomicBool>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            context: 4096,
+            slots: 1,
+            prompt_rows: 512,
+            decode_rows: 8,
+            max_outputs: 8,
+            kv: KvFormat::F16,
+            undo_tokens: 0,
+            cancel: Arc::new(AtomicBool::new(false)),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// What a stage of `layers` holds under these options.
+    pub fn stage_options(&self, layers: std::ops::Range<u32>) -> StageOptions {
+        let outputs = self.max_outputs.max(1);
+        let decode_rows = self.decode_rows.clamp(1, self.prompt_rows.max(1));
+        let shape = |max_rows: u32| ShapeClass { max_rows, max_outputs: outputs.min(max_rows) };
+        let mut programs = vec![("decode".to_string(), shape(decode_rows))];
+        if self.prompt_rows > decode_rows {
+            programs.push(("prompt".to_string(), shape(self.prompt_rows)));
+        }
+        StageOptions { layers, slots: self.slots, cells: self.context, kv: self.kv, versions: self.undo_tokens + 1, programs }
+    }
+}
+
+/// Which rows of a feed have their logits computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    Nothing,
+    Last,
+    All,
+}
+
+impl Want {
+    /// The wanted rows of a window of `rows` rows.
+    fn of_window(self, rows: usize, is_last: bool) -> std::ops::Range<usize> {
+        match self {
+            Want::All => 0..rows,
+            Want::Last if is_last => rows.saturating_sub(1)..rows,
+            Want::Last | Want::Nothing => 0..0,
+        }
+    }
+}
+
+/// Bytes in use once everything is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryUse {
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    pub work_bytes: u64,
+    pub scratch_bytes: u64,
+}
+
+/// A model on its devices.
+pub struct Engine {
+    model: Arc<Model>,
+    pipeline: Pipeline,
+    embedding: RowTable,
+    ngram: Option<(NgramConfig, RowTable)>,
+    options: OpenOptions,
+    recurrent: bool,
+    free_slots: Vec<u32>,
+    rows: Vec<Row>,
+    /// 0, 1, 2, ...: wanted rows of a window are a piece of it.
+    outputs: Vec<u32>,
+}
+
+/// A range of layers and the device they shall run on.
+pub struct Placement {
+    pub layers: std::ops::Range<u32>,
+    pub backend: Box<dyn Backend>,
+}
+
+/// Stages must hold all layers, in order.
+fn check_layers(placements: &[Placement], layers: u32) -> Result<(), EngineError> {
+    let mut next = 0;
+    let in_order =
+        placements.iter().all(|p| std::mem::replace(&mut next, p.layers.end) == p.layers.start && !p.layers.is_empty());
+    if in_order && next == layers {
+        return Ok(());
+    }
+    let split: Vec<String> = placements.iter().map(|p| format!("{}-{}", p.layers.start, p.layers.end.wrapping_sub(1))).collect();
+    Err(EngineError::Split { split: split.join(","), layers })
+}
+
+/// What the host gathers for the windows of a feed.
+struct Gather<'a> {
+    embedding: &'a mut RowTable,
+    ngram: &'a mut Option<(NgramConfig, RowTable)>,
+    scale: f32,
+    history: &'a [TokenId],
+    /// Index of the first token fed.
+    first: usize,
+    chunk: usize,
+    options: &'a OpenOptions,
+}
+
+impl Gather<'_> {
+    fn range(&self, window: usize) -> std::ops::Range<usize> {
+        let start = self.first + window * self.chunk;
+        start..(start + self.chunk).min(self.history.len())
+    }
+}
+
+impl WindowInputs for Gather<'_> {
+    fn embedding(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
+        if self.options.cancel.load(Ordering::Relaxed) {
+            return Err(ScheduleError::Interrupted);
+        }
+        let ids = self.history[self.range(window)].iter().map(|t| u64::from(t.0));
+        Ok(self.embedding.gather(ids, self.scale, to)?)
+    }
+
+    fn ngram(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
+        let indices = self.range(window);
+        match &mut self.ngram {
+            Some((config, table)) => Ok(table.gather_ngrams(config, self.history, indices, to)?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Engine {
+    /// Opens the whole model on one device.
+    ///
+    /// # Errors
+    /// As [`Engine::open_split`].
+    pub fn open(
+        files: Arc<ModelFiles>,
+        model: Arc<Model>,
+        backend: Box<dyn Backend>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
+        let layers = 0..model.dims().layers;
+        Engine::open_split(files, model, vec![Placement { layers, backend }], options, progress)
+    }
+
+    /// Builds the stages, takes all memory on every device, then loads the weights and prepares the programs.
+    ///
+    /// # Errors
+    /// A model that cannot be run, layers that do not follow one another, memory that cannot be had, a file that cannot be
+    /// read, or an interruption. Whatever was taken is given back.
+    pub fn open_split(
+        files: Arc<ModelFiles>,
+        model: Arc<Model>,
+        placements: Vec<Placement>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
+        check_layers(&placements, model.dims().layers)?;
+        let mut opened = Vec::with_capacity(placements.len());
+        for Placement { layers, mut backend } in placements {
+            let stage = model.config.stage(&Tensors::new(&files), &options.stage_options(layers))?;
+            backend.open(ArenaSizes::of(&stage))?;
+            opened.push((backend, Arc::new(stage)));
+        }
+        let total_bytes = opened.iter().map(|(_, stage)| load_bytes(stage)).sum();
+        let mut before_bytes = 0;
+        for (backend, stage) in &mut opened {
+            let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+            load_stage(&files, stage, backend.as_mut(), &options.cancel, &mut advance)?;
+            before_bytes += load_bytes(stage);
+        }
+        let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
+        let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage)).collect::<Result<_, _>>()?;
+        let table = |tensor: &str| RowTable::new(Arc::clone(&files), tensor);
+        let ngram = match model.config.ngram() {
+            Some(config) => Some((config.clone(), table(&config.tensor)?)),
+            None => None,
+        };
+        Ok(Engine {
+            embedding: table("token_embd.weight")?,
+            ngram,
+            pipeline: Pipeline::new(runners)?,
+            recurrent,
+            free_slots: (0..options.slots).rev().collect(),
+            model,
+            rows: Vec::with_capacity(options.prompt_rows as usize),
+            outputs: (0..options.prompt_rows.max(options.decode_rows)).collect(),
+            options,
+        })
+    }
+
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    pub fn dims(&self) -> Dims {
+        self.model.dims()
+    }
+
+    pub fn options(&self) -> &OpenOptions {
+        &self.options
+    }
+
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    pub fn pipeline_mut(&mut self) -> &mut Pipeline {
+        &mut self.pipeline
+    }
+
+    pub fn devices(&self) -> impl Iterator<Item = &DeviceFacts> {
+        self.pipeline.stages.iter().map(|s| s.backend.facts())
+    }
+
+    /// Bytes that decoding one token reads when the sequence holds `cells` tokens.
+    pub fn decode_row_bytes(&self, cells: u32) -> u64 {
+        self.pipeline.stages.iter().map(|s| decode_row_bytes(&s.stage, &s.stage.programs[0], cells)).sum()
+    }
+
+    pub fn memory(&self) -> MemoryUse {
+        let mut sum = MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0 };
+        for s in &self.pipeline.stages {
+            let MemoryReport { scratch_bytes, .. } = s.backend.memory();
+            sum.weights_bytes += s.stage.weights_bytes;
+            sum.state_bytes += s.stage.state_bytes;
+            sum.work_bytes += s.stage.work_bytes;
+            sum.scratch_bytes += scratch_bytes;
+        }
+        sum
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    /// All slots are taken.
+    pub fn start(&mut self) -> Result<Sequence, EngineError> {
+        let slot = self.free_slots.pop().ok_or(EngineError::NoSlot { slots: self.options.slots })?;
+        let versions = self.recurrent.then_some(self.options.undo_tokens + 1);
+        let sequence = Sequence::new(slot, versions, self.options.context as usize);
+        self.pipeline.clear(slot, 0)?;
+        Ok(sequence)
+    }
+
+    /// Gives a sequence's slot back.
+    pub fn end(&mut self, sequence: Sequence) {
+        self.free_slots.push(sequence.slot);
+    }
+
+    /// Reads `tokens` into the sequence, in windows of at most a prompt chunk. `see` gets each wanted row of logits with the
+    /// index of its token.
+    ///
+    /// # Errors
+    /// A full context or an unknown token leave the sequence as it was. Any other error empties it.
+    pub fn feed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+    ) -> Result<(), EngineError> {
+        self.feed_watched(sequence, tokens, want, see, None)
+    }
+
+    /// As [`Engine::feed`]. With a `watch` every step runs on its own and shows what it wrote, which is slow.
+    ///
+    /// # Errors
+    /// As [`Engine::feed`].
+    pub fn feed_watched(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+        watch: Option<&mut Watch<'_>>,
+    ) -> Result<(), EngineError> {
+        let capacity = self.options.context as usize;
+        if sequence.len() + tokens.len() > capacity {
+            return Err(EngineError::ContextFull { length: sequence.len(), added: tokens.len(), capacity });
+        }
+        let vocab = self.dims().vocab;
+        if let Some(token) = tokens.iter().find(|t| t.0 >= vocab) {
+            return Err(EngineError::NoSuchToken { token: *token, vocab });
+        }
+        let result = self.run_windows(sequence, tokens, want, see, watch);
+        if result.is_err() {
+            sequence.abandon();
+            self.pipeline.clear(sequence.slot, 0)?;
+        }
+        result
+    }
+
+    fn run_windows(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[TokenId],
+        want: Want,
+        see: &mut dyn FnMut(usize, &mut [f32]),
+        watch: Option<&mut Watch<'_>>,
+    ) -> Result<(), EngineError> {
+        let first = sequence.len();
+        let chunk = self.chunk_tokens(want);
+        self.rows.clear();
+        for tokens in tokens.chunks(chunk) {
+            sequence.advance(tokens, &mut self.rows);
+        }
+        let Engine { model, embedding, ngram, pipeline, rows, outputs, options, .. } = self;
+        let last = tokens.len().div_ceil(chunk).saturating_sub(1);
+        let cut = |(i, rows)| Window { rows, outputs: &outputs[want.of_window(rows.len(), i == last)] };
+        let mut inputs =
+            Gather { embedding, ngram, scale: model.config.embedding_scale(), history: sequence.tokens(), first, chunk, options };
+        let vocab = model.dims().vocab as usize;
+        let mut see_window = |i: usize, logits: &mut [f32]| {
+            let start = if want == Want::All { i * chunk } else { tokens.len() - 1 };
+            for (row, index) in logits.chunks_mut(vocab).zip(first + start..) {
+                see(index, row);
+            }
+        };
+        // The common case, a single window, takes no memory.
+        if last == 0 {
+            let windows = [cut((0, rows.as_slice()))];
+            let windows = if tokens.is_empty() { &windows[..0] } else { &windows };
+            pipeline.run(windows, &mut inputs, &mut see_window, watch)?;
+        } else {
+            let windows: Vec<Window<'_>> = rows.chunks(chunk).enumerate().map(cut).collect();
+            pipeline.run(&windows, &mut inputs, &mut see_window, watch)?;
+        }
+        Ok(())
+    }
+
+    /// Tokens of a window when `want` of its rows are wanted.
+    fn chunk_tokens(&self, want: Want) -> usize {
+        let rows = self.options.prompt_rows.max(self.options.decode_rows);
+        let largest = if want == Want::All { rows.min(self.options.max_outputs) } else { rows };
+        largest.max(1) as usize
+    }
+
+    /// Tokens of a prompt that are best read at once: a chunk for every stage, so that all devices have work.
+    pub fn prompt_step_tokens(&self) -> usize {
+        self.chunk_tokens(Want::Last) * self.pipeline.stages.len()
+    }
+
+    /// Takes the sequence back to its first `length` tokens or to the nearest shorter prefix that needs no computing; returns
+    /// the length reached. The caller feeds the tokens from there again if it wants `length`.
+    ///
+    /// # Errors
+    /// A device error while a checkpoint is copied back.
+    pub fn rollback(&mut self, sequence: &mut Sequence, length: usize) -> Result<usize, EngineError> {
+        if length >= sequence.len() {
+            return Ok(sequence.len());
+        }
+        let (reached, restore) = sequence.restorable(length);
+        let version = sequence.current_version();
+        match restore {
+            Restore::Truncate | Restore::Version(_) => {}
+            Restore::Checkpoint(i) => {
+                let checkpoint = &sequence.checkpoints()[i];
+                self.pipeline.restore(sequence.slot, version, &checkpoint.stages)?;
+            }
+            Restore::Empty => self.pipeline.clear(sequence.slot, version)?,
+        }
+        sequence.shorten(reached, restore);
+        Ok(reached)
+    }
+
+    /// Remembers the sequence's recurrent state at its present length. A no-op for families without any.
+    ///
+    /// # Errors
+    /// A device error while the state is copied out.
+    pub fn checkpoint(&mut self, sequence: &mut Sequence) -> Result<(), EngineError> {
+        if self.recurrent {
+            let stages = self.pipeline.save(sequence.slot, sequence.current_version())?;
+            sequence.add_checkpoint(Checkpoint { length: sequence.len(), stages });
+        }
+        Ok(())
+    }
+}

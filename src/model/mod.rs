@@ -1,0 +1,184 @@
+//! Model families: metadata and tensor table → validated configuration → [`Stage`]. One file per family; the building
+//! blocks that families share are in `blocks`. Nothing here knows a backend or the memory of a machine.
+
+mod blocks;
+mod decoder;
+mod ngram;
+mod qwen4exp;
+mod rope;
+mod tensors;
+
+use std::fmt;
+use std::ops::Range;
+
+use thiserror::Error;
+
+pub use ngram::NgramConfig;
+pub use tensors::Tensors;
+
+use crate::gguf::{GgufError, MetadataError, ModelFiles};
+use crate::program::{KvFormat, ShapeClass, Stage};
+
+/// A model file that cannot be run, with the key or tensor at fault.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
+    #[error("architecture '{found}' is not supported; supported are {}", supported_names())]
+    Architecture { found: String },
+    #[error("the model has no tensor '{tensor}', which is needed")]
+    MissingTensor { tensor: String },
+    #[error("tensor '{tensor}' has shape {found}, expected {expected}")]
+    Shape { tensor: String, expected: String, found: String },
+    #[error("tensor '{tensor}' is stored as {format}, which cannot be used there: {reason}")]
+    Format { tensor: String, format: &'static str, reason: String },
+    #[error("metadata key '{key}' is {found}: {problem}")]
+    Invalid { key: String, found: String, problem: String },
+    #[error("{problem}")]
+    Unsupported { problem: String },
+    #[error(transparent)]
+    Read(#[from] GgufError),
+}
+
+impl ModelError {
+    fn invalid(key: impl Into<String>, found: impl fmt::Display, problem: impl Into<String>) -> ModelError {
+        ModelError::Invalid { key: key.into(), found: found.to_string(), problem: problem.into() }
+    }
+}
+
+/// Sizes that every family has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dims {
+    pub layers: u32,
+    /// Elements of an embedding row.
+    pub width: u32,
+    /// Elements of a row handed from one stage to the next.
+    pub hand_off_width: u32,
+    pub vocab: u32,
+    /// Tokens the model was trained for.
+    pub context: u32,
+}
+
+/// What a stage shall hold and run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageOptions {
+    pub layers: Range<u32>,
+    /// Sequences that have state at the same time.
+    pub slots: u32,
+    /// Tokens a sequence can hold.
+    pub cells: u32,
+    pub kv: KvFormat,
+    /// Versions of recurrent state kept per slot; `versions - 1` newest tokens can be taken back without a checkpoint.
+    pub versions: u32,
+    /// Shape classes, each with a name: `decode`, `prompt`.
+    pub programs: Vec<(String, ShapeClass)>,
+}
+
+/// A part of the file that is recognised but not used by text generation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Extra {
+    pub what: &'static str,
+    pub tensors: usize,
+    pub bytes: u64,
+}
+
+/// A validated configuration that can write stages.
+pub trait Architecture: fmt::Debug + Send + Sync {
+    fn dims(&self) -> Dims;
+
+    /// Factor on embedding rows.
+    fn embedding_scale(&self) -> f32 {
+        1.0
+    }
+
+    /// The hashed n-gram embedding, for families that have one.
+    fn ngram(&self) -> Option<&NgramConfig> {
+        None
+    }
+
+    /// Programs, weights and state of a range of layers.
+    ///
+    /// # Errors
+    /// A tensor is missing or has the wrong shape.
+    fn stage(&self, tensors: &Tensors<'_>, options: &StageOptions) -> Result<Stage, ModelError>;
+
+    /// Whether a tensor of the file belongs to this family's text model (others are counted as extras).
+    fn uses(&self, tensor: &str) -> bool;
+}
+
+type Open = fn(&ModelFiles) -> Result<Box<dyn Architecture>, ModelError>;
+
+/// The one list of families: `general.architecture` and what reads it.
+const FAMILIES: &[(&str, Open)] = &[
+    ("qwen4exp", qwen4exp::open),
+    ("llama", decoder::open),
+    ("qwen2", decoder::open),
+    ("qwen3", decoder::open),
+    ("qwen3moe", decoder::open),
+    ("gemma3", decoder::open),
+];
+
+fn supported_names() -> String {
+    FAMILIES.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ")
+}
+
+/// A model: its configuration and what was noticed while reading it.
+#[derive(Debug)]
+pub struct Model {
+    pub name: String,
+    pub architecture: String,
+    pub config: Box<dyn Architecture>,
+    pub extras: Vec<Extra>,
+    /// Lines a user should see once.
+    pub warnings: Vec<String>,
+}
+
+impl Model {
+    /// Reads and validates the configuration. No tensor data is read, apart from small rotary factors.
+    ///
+    /// # Errors
+    /// Unknown architecture, missing or invalid metadata, missing or misshapen tensors.
+    pub fn open(files: &ModelFiles) -> Result<Model, ModelError> {
+        let metadata = files.metadata();
+        let architecture = metadata.str("general.architecture")?.to_string();
+        let open = FAMILIES.iter().find(|(name, _)| *name == architecture).map(|(_, open)| open);
+        let open = open.ok_or_else(|| ModelError::Architecture { found: architecture.clone() })?;
+        let config = open(files)?;
+        let name = metadata.opt_str("general.name")?.unwrap_or("unnamed").to_string();
+        let (extras, warnings) = extras(files, config.as_ref());
+        Ok(Model { name, architecture, config, extras, warnings })
+    }
+
+    pub fn dims(&self) -> Dims {
+        self.config.dims()
+    }
+}
+
+/// Sorts the tensors that the text model does not use into what they are known to be for, or a warning.
+fn extras(files: &ModelFiles, config: &dyn Architecture) -> (Vec<Extra>, Vec<String>) {
+    const KNOWN: &[(&str, &str)] = &[("draft layer", "draft"), ("v.", "vision encoder"), ("mm.", "vision projector")];
+    let mut found: Vec<Extra> = Vec::new();
+    let mut unknown: Vec<&str> = Vec::new();
+    for t in files.tensors().iter().filter(|t| !config.uses(&t.name)) {
+        let block = t.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()).and_then(|n| n.parse::<u32>().ok());
+        let what = match block {
+            Some(n) if n >= config.dims().layers => Some("draft layer"),
+            _ => KNOWN.iter().skip(1).find(|(prefix, _)| t.name.starts_with(prefix)).map(|(_, what)| *what),
+        };
+        match what {
+            None => unknown.push(&t.name),
+            Some(what) => match found.iter_mut().find(|e| e.what == what) {
+                Some(extra) => {
+                    extra.tensors += 1;
+                    extra.bytes += t.bytes;
+                }
+                None => found.push(Extra { what, tensors: 1, bytes: t.bytes }),
+            },
+        }
+    }
+    let warnings = match unknown.as_slice() {
+        [] => vec![],
+        [first, rest @ ..] => vec![format!("ignoring {} unknown tensors, the first is '{first}'", rest.len() + 1)],
+    };
+    (found, warnings)
+}

@@ -1,0 +1,148 @@
+//! Rotary embeddings from metadata: plain, linear scaling, YaRN, and per-pair factors.
+
+use super::ModelError;
+use crate::gguf::Metadata;
+use crate::program::{Rope, RopePairing};
+
+/// The `rope.*` keys of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RopeConfig {
+    /// Elements of a head that rotate.
+    pub dims: u32,
+    pub base: f64,
+    pub scaling: Scaling,
+    pub pairing: RopePairing,
+    /// Divisors of the frequency of each pair (`rope_freqs.weight`).
+    pub factors: Option<Vec<f32>>,
+    /// Position component of each pair; empty means time for all.
+    pub component: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Scaling {
+    None,
+    Linear {
+        factor: f64,
+    },
+    /// Peng et al. 2023, "YaRN", section 3.
+    Yarn {
+        factor: f64,
+        original_context: u32,
+        beta_fast: f64,
+        beta_slow: f64,
+        attention_factor: f64,
+    },
+}
+
+impl Scaling {
+    /// Reads `{arch}.rope.scaling.*`.
+    pub fn from_metadata(metadata: &Metadata, arch: &str, context: u32) -> Result<Scaling, ModelError> {
+        let key = |name: &str| format!("{arch}.rope.scaling.{name}");
+        let factor = match metadata.opt_f32(&key("factor"))? {
+            Some(factor) => Some(factor),
+            // Old files have only this key for linear scaling.
+            None => metadata.opt_f32(&format!("{arch}.rope.scale_linear"))?,
+        };
+        let kind = match metadata.opt_str(&key("type"))? {
+            Some(kind) => kind.to_string(),
+            None if factor.is_some_and(|f| f != 1.0) => "linear".to_string(),
+            None => "none".to_string(),
+        };
+        let needed = || {
+            let factor = factor.ok_or_else(|| ModelError::invalid(key("factor"), "missing", "rope scaling needs it"))?;
+            if factor.is_finite() && factor > 0.0 {
+                Ok(f64::from(factor))
+            } else {
+                Err(ModelError::invalid(key("factor"), factor, "it must be above 0"))
+            }
+        };
+        match kind.as_str() {
+            "none" => Ok(Scaling::None),
+            "linear" => Ok(Scaling::Linear { factor: needed()? }),
+            "yarn" => {
+                let factor = needed()?;
+                let stated = metadata.opt_f32(&key("attn_factor"))?.map_or(1.0, f64::from);
+                Ok(Scaling::Yarn {
+                    factor,
+                    original_context: metadata.opt_u32(&key("original_context_length"))?.unwrap_or(context),
+                    beta_fast: metadata.opt_f32(&key("yarn_beta_fast"))?.map_or(32.0, f64::from),
+                    beta_slow: metadata.opt_f32(&key("yarn_beta_slow"))?.map_or(1.0, f64::from),
+                    attention_factor: stated * (1.0 + 0.1 * factor.max(1.0).ln()),
+                })
+            }
+            other => Err(ModelError::invalid(key("type"), format!("'{other}'"), "known are none, linear and yarn")),
+        }
+    }
+}
+
+impl RopeConfig {
+    pub fn to_rope(&self) -> Rope {
+        let pairs = self.dims / 2;
+        let plain = |i: u32| {
+            let frequency = self.base.powf(-2.0 * f64::from(i) / f64::from(self.dims));
+            self.factors.as_ref().map_or(frequency, |f| frequency / f64::from(f[i as usize]))
+        };
+        let (inv_freq, magnitude) = match self.scaling {
+            Scaling::None => ((0..pairs).map(plain).collect(), 1.0),
+            Scaling::Linear { factor } => ((0..pairs).map(|i| plain(i) / factor).collect(), 1.0),
+            Scaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+                let correction = |rotations: f64| {
+                    let wavelengths = f64::from(original_context) / (rotations * 2.0 * std::f64::consts::PI);
+                    f64::from(self.dims) * wavelengths.ln() / (2.0 * self.base.ln())
+                };
+                let low = correction(beta_fast).floor().max(0.0);
+                let high = correction(beta_slow).ceil().min(f64::from(self.dims) - 1.0);
+                let blend = |i: u32| {
+                    let ramp = ((f64::from(i) - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    plain(i) * (1.0 - ramp) + plain(i) / factor * ramp
+                };
+                ((0..pairs).map(blend).collect(), attention_factor)
+            }
+        };
+        let component = if self.component.is_empty() { vec![0; pairs as usize] } else { self.component.clone() };
+        Rope { pairing: self.pairing, inv_freq, component, magnitude: magnitude as f32 }
+    }
+}
+
+/// Position component of each pair for interleaved M-RoPE (specification 1.3): `t h w t h w ...` as far as the sections of
+/// height and width reach, time elsewhere.
+pub(super) fn interleaved_components(sections: &[u32], pairs: u32) -> Vec<u8> {
+    let section = |i: usize| sections.get(i).copied().unwrap_or(0);
+    let component = |i: u32| match i % 3 {
+        1 if i < 3 * section(1) => 1,
+        2 if i < 3 * section(2) => 2,
+        _ => 0,
+    };
+    (0..pairs).map(component).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_real_sections_give_the_pattern_of_the_specification() {
+        let c = interleaved_components(&[11, 11, 10, 0], 32);
+        let count = |k| c.iter().filter(|x| **x == k).count();
+        assert_eq!((count(0), count(1), count(2)), (11, 11, 10));
+        assert_eq!(&c[..6], [0, 1, 2, 0, 1, 2]);
+        assert_eq!(&c[30..], [0, 1]);
+    }
+
+    #[test]
+    fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
+        let scaling = Scaling::Yarn {
+            factor: 4.0,
+            original_context: 32768,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: 1.0 + 0.1 * 4f64.ln(),
+        };
+        let config =
+            |scaling| RopeConfig { dims: 128, base: 1e6, scaling, pairing: RopePairing::Half, factors: None, component: vec![] };
+        let (yarn, plain) = (config(scaling).to_rope(), config(Scaling::None).to_rope());
+        assert_eq!(yarn.inv_freq[0], plain.inv_freq[0]);
+        assert!((yarn.inv_freq[63] * 4.0 / plain.inv_freq[63] - 1.0).abs() < 1e-12);
+        assert!((yarn.magnitude - 1.138_629_4).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,35 @@
+//! From logits to the next token: truncation, temperature, penalties, and stop strings in the text that results.
+//!
+//! Knows nothing of models or devices. Names and order are those people know from llama.cpp: bias, penalties, then
+//! top-k, typical-p, top-p, min-p, and temperature last. The same seed and the same logits give the same tokens.
+
+mod params;
+mod penalties;
+mod sampler;
+mod select;
+mod stop;
+
+use thiserror::Error;
+
+use crate::units::TokenId;
+
+pub use params::SamplingParams;
+pub use sampler::{Sampled, Sampler, TokenLogprob};
+pub use stop::{StopMatcher, StopOutcome};
+
+/// What can be wrong with parameters or logits.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum SampleError {
+    #[error("{name} is {value}, but must be {expected}")]
+    BadParameter { name: &'static str, value: String, expected: &'static str },
+    #[error("logit bias for token {token}, but the vocabulary has {vocab} tokens")]
+    BiasOutOfRange { token: TokenId, vocab: usize },
+    #[error("the model returned {found} logits for a vocabulary of {expected} tokens")]
+    WrongLength { found: usize, expected: usize },
+    #[error("the logit of token {token} is {value}: the model's output is not usable")]
+    NotFinite { token: TokenId, value: f32 },
+    #[error("every token is excluded by masks or bias")]
+    NothingLeft,
+    #[error("a stop string is empty")]
+    EmptyStop,
+}

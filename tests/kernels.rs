@@ -1,0 +1,160 @@
+//! The vector kernels against the scalar decode of every format.
+
+use std::ops::Range;
+use strata::backend::cpu::kernels::{
+    ActBlock, OutView, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, dequantize_row, is_float, product,
+    quantize_rows,
+};
+use strata::quant::{FORMATS, Format};
+
+/// A small generator: the tests need variety, not quality.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 32
+    }
+
+    fn unit(&mut self) -> f32 {
+        self.next() as f32 / (1u64 << 31) as f32 - 1.0
+    }
+}
+
+/// Rows of random blocks. Every bit is random, except that scales are of ordinary size.
+fn random_weights(format: Format, rows: usize, k: usize, random: &mut Random) -> Vec<u8> {
+    let info = format.info();
+    let mut bytes: Vec<u8> = (0..rows * k / info.block_len * info.block_bytes).map(|_| random.next() as u8).collect();
+    for block in bytes.chunks_exact_mut(info.block_bytes) {
+        let halves: &[usize] = match format {
+            Format::F32 => {
+                block.copy_from_slice(&random.unit().to_le_bytes());
+                &[]
+            }
+            Format::BF16 => {
+                block.copy_from_slice(&random.unit().to_le_bytes()[2..]);
+                &[]
+            }
+            Format::MXFP4 => {
+                block[0] = 118 + (random.next() % 8) as u8;
+                &[]
+            }
+            Format::NVFP4 => {
+                block[..4].iter_mut().for_each(|scale| *scale &= 0x7f);
+                &[]
+            }
+            Format::IQ1_M => {
+                // 0x2e66 is about 0.1.
+                for (i, nibble) in [0x6, 0x6, 0xe, 0x2].into_iter().enumerate() {
+                    block[49 + 2 * i] = block[49 + 2 * i] & 0x0f | nibble << 4;
+                }
+                &[]
+            }
+            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[0, 2],
+            Format::Q2_K => &[80, 82],
+            Format::Q3_K => &[108],
+            Format::Q6_K => &[208],
+            Format::TQ1_0 => &[52],
+            Format::TQ2_0 => &[64],
+            _ => &[0],
+        };
+        for &at in halves {
+            let scale = half::f16::from_f32(random.unit() * 0.1);
+            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+struct Case {
+    format: Format,
+    rows: usize,
+    k: usize,
+    bytes: Vec<u8>,
+    weights: Vec<f32>,
+    x: Vec<f32>,
+    acts: Vec<ActBlock>,
+    /// What `acts` stand for.
+    rounded: Vec<f32>,
+}
+
+impl Case {
+    fn new(format: Format, rows: usize, k: usize, tokens: usize) -> Case {
+        let mut random = Random(((format as u64) << 32) + (rows * 1000 + k + tokens) as u64);
+        let bytes = random_weights(format, rows, k, &mut random);
+        let mut weights = vec![0.0; rows * k];
+        format.decode_row(&bytes, &mut weights).unwrap();
+        assert!(weights.iter().all(|w| w.is_finite()));
+        let mut x: Vec<f32> = (0..tokens * k).map(|_| random.unit() * random.unit()).collect();
+        // Rows of one sign show what is lost when an offset is taken away again.
+        x[..k].iter_mut().for_each(|x| *x = x.abs());
+        let mut acts = vec![bytemuck::Zeroable::zeroed(); tokens * blocks_per_row(k)];
+        quantize_rows(Simd::detect(), &x, k, k, &mut acts);
+        let mut rounded = vec![0.0; tokens * k];
+        for (acts, out) in acts.chunks(blocks_per_row(k)).zip(rounded.chunks_mut(k)) {
+            dequantize_row(acts, out);
+        }
+        Case { format, rows, k, bytes, weights, x, acts, rounded }
+    }
+
+    /// Compares `out` (one row of results for each of `tokens`) for the given rows of weights.
+    fn check(&self, simd: Simd, tokens: &[usize], rows: Range<usize>, out: &[f32]) {
+        for (i, &token) in tokens.iter().enumerate() {
+            for row in rows.clone() {
+                let w = &self.weights[row * self.k..][..self.k];
+                let got = f64::from(out[i * self.rows + row]);
+                let what = || format!("{} {simd} k {} tokens {} row {row} token {token}", self.format, self.k, tokens.len());
+                let (exact, size) = dot(w, &self.rounded[token * self.k..][..self.k]);
+                assert!((got - exact).abs() <= 1e-5 * size + 1e-30, "{}: {got}, not {exact} (of {size})", what());
+                let x = &self.x[token * self.k..][..self.k];
+                let (real, _) = dot(w, x);
+                let norm = (dot(w, w).0 * dot(x, x).0).sqrt();
+                assert!((got - real).abs() <= 0.02 * norm, "{}: {got}, without rounding {real}", what());
+            }
+        }
+    }
+}
+
+/// The dot product and the sum of magnitudes.
+fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+    a.iter().zip(b).fold((0.0, 0.0), |(sum, size), (a, b)| {
+        let p = f64::from(*a) * f64::from(*b);
+        (sum + p, size + p.abs())
+    })
+}
+
+fn lengths(format: Format) -> &'static [usize] {
+    match format.info().block_len {
+        256 => &[256, 768, 2304],
+        64 => &[64, 320, 576, 1024],
+        _ => &[32, 96, 160, 256, 576, 640, 1056],
+    }
+}
+
+fn scratch() -> Vec<ScratchBlock> {
+    vec![bytemuck::Zeroable::zeroed(); Scratch::BLOCKS]
+}
+
+#[test]
+fn every_format_on_every_level_agrees_with_its_decode() {
+    let mut scratch = scratch();
+    for info in FORMATS.iter().filter(|info| !is_float(info.format)) {
+        for &k in lengths(info.format) {
+            let case = Case::new(info.format, 23, k, 70);
+            let weights = Weights::new(info.format, &case.bytes, case.rows, k).unwrap();
+            for &simd in Simd::available() {
+                for count in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64] {
+                    let mut out = vec![f32::NAN; count * case.rows];
+                    let view = OutView::new(&mut out, count, case.rows, case.rows);
+                    // Two shares, as two threads would take them.
+                    for rows in [0..7, 7..case.rows] {
+                        let mut scratch = Scratch::new(&mut scratch);
+                        product(simd, weights, rows, &case.acts, Tokens::Rows(3..3 + count), view, &mut scratch);
+                    }
+                    let tokens: Vec<usize> = (3..3 + count).collect();
+                    case.check(simd, &tokens, 0..case.rows, &out);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! One small program, run on several CPU backends at once: both modes, one to three threads. Results must have the same bits for any
+//! number of threads, and the fast mode must stay within a bound of the reference.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
+use strata::program::{
+    ExpertMatrix, InputKind, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage, StageBuilder,
+    StateId, View, WeightId, check_stage,
+};
+use strata::quant::Format;
+use strata::units::TokenId;
+
+/// Deterministic noise.
+pub struct Noise(u64);
+
+impl Noise {
+    pub fn new(seed: u64) -> Noise {
+        Noise(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut v = self.0;
+        v = (v ^ (v >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        v = (v ^ (v >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        v ^ (v >> 31)
+    }
+
+    /// Between -1 and 1.
+    pub fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    pub fn floats(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.float()).collect()
+    }
+}
+
+/// A matrix as the kernels see it, decoded.
+#[derive(Debug, Clone)]
+pub struct Decoded {
+    pub values: Vec<f32>,
+    pub cols: usize,
+}
+
+impl Decoded {
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.cols..(row + 1) * self.cols]
+    }
+
+    pub fn dot(&self, row: usize, x: &[f32]) -> f64 {
+        assert_eq!(self.cols, x.len());
+        self.row(row).iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum()
+    }
+}
+
+/// Collects weights and buffers of the program under test.
+pub struct Bed {
+    pub stage: StageBuilder,
+    pub program: ProgramBuilder,
+    pub noise: Noise,
+    weights: Vec<(WeightId, u32, Vec<u8>)>,
+}
+
+impl Bed {
+    pub fn new(max_rows: u32, max_outputs: u32) -> Bed {
+        Bed {
+            stage: StageBuilder::new("test"),
+            program: ProgramBuilder::new("window", ShapeClass { max_rows, max_outputs }),
+            noise: Noise::new(u64::from(max_rows)),
+            weights: vec![],
+        }
+    }
+
+    pub fn input(&mut self, name: &str, width: u32) -> View {
+        self.program.input(name, width, InputKind::HandOff)
+    }
+
+    pub fn output(&mut self, name: &str, width: u32) -> View {
+        let view = self.program.buffer(name, width);
+        self.program.mark_output(view, OutputKind::HandOff);
+        view
+    }
+
+    pub fn id_output(&mut self, name: &str, width: u32) -> View {
+        let view = self.program.ids(name, width);
+        self.program.mark_output(view, OutputKind::HandOff);
+        view
+    }
+
+    /// A vector with the given values.
+    pub fn vector(&mut self, name: &str, values: &[f32]) -> WeightId {
+        let spec = MatrixSpec { tensor: name.into(), format: Format::F32, cols: values.len() as u32, rows: 1 };
+        let id = self.stage.weight(spec);
+        self.weights.push((id, 0, bytemuck::cast_slice(values).to_vec()));
+        id
+    }
+
+    pub fn random_vector(&mut self, name: &str, len: usize) -> (WeightId, Vec<f32>) {
+        let values = self.noise.floats(len);
+        (self.vector(name, &values), values)
+    }
+
+    /// Random bytes of a format, with the values they stand for.
+    fn random_matrix(&mut self, format: Format, rows: usize, cols: usize) -> (Vec<u8>, Decoded) {
+        let row_bytes = format.row_bytes(cols as u64).unwrap() as usize;
+        let mut bytes = vec![0; rows * row_bytes];
+        let mut values = vec![0.0; rows * cols];
+        for (bytes, values) in bytes.chunks_mut(row_bytes).zip(values.chunks_mut(cols)) {
+            format.encode_row(&self.noise.floats(cols), bytes).unwrap();
+            format.decode_row(bytes, values).unwrap();
+        }
+        (bytes, Decoded { values, cols })
+    }
+
+    pub fn matrix(&mut self, name: &str, format: Format, rows: usize, cols: usize) -> (WeightId, Decoded) {
+        let (bytes, decoded) = self.random_matrix(format, rows, cols);
+        let id = self.stage.weight(MatrixSpec { tensor: name.into(), format, cols: cols as u32, rows: rows as u32 });
+        self.weights.push((id, 0, bytes));
+        (id, decoded)
+    }
+
+    /// Matrices of several experts, in slabs; for each part the matrix of each expert.
+    pub fn experts(&mut self, parts: &[(&str, Format, usize, usize)], experts: u32) -> Vec<(ExpertMatrix, Vec<Decoded>)> {
+        let specs = parts.iter().map(|(name, format, rows, cols)| MatrixSpec {
+            tensor: (*name).into(),
+            format: *format,
+            cols: *cols as u32,
+            rows: *rows as u32,
+        });
+        let ids = self.stage.expert_slabs(specs.collect(), experts);
+        let mut made = vec![];
+        for (id, (_, format, rows, cols)) in ids.into_iter().zip(parts) {
+            let mut decoded = vec![];
+            for expert in 0..experts {
+                let (bytes, values) = self.random_matrix(*format, *rows, *cols);
+                self.weights.push((id, expert, bytes));
+                decoded.push(values);
+            }
+            made.push((ExpertMatrix { weight: id, row_offset: 0, rows: *rows as u32, scale: None }, decoded));
+        }
+        made
+    }
+
+    pub fn step(&mut self, op: Op) {
+        self.program.step(op.kind(), op);
+    }
+
+    /// Backends with the program prepared. `tolerance` bounds the relative L2 distance of the fast mode.
+    pub fn finish(self, tolerance: f64) -> Rig {
+        let Bed { mut stage, program, weights, .. } = self;
+        stage.program(program);
+        let stage = Arc::new(stage.finish());
+        check_stage(&stage).unwrap();
+        let mut devices = vec![];
+        for mode in [Mode::Reference, Mode::Fast] {
+            for threads in 1..=3 {
+                let mut backend = open_backend(mode, threads, &stage);
+                for (id, expert, bytes) in &weights {
+                    backend.upload(stage.weight(*id).slice(*expert), bytes).unwrap();
+                }
+                let id = backend.prepare(&stage, 0).unwrap();
+                devices.push((backend, id));
+            }
+        }
+        Rig { stage, devices, tolerance }
+    }
+}
+
+pub fn open_backend(mode: Mode, threads: usize, stage: &Stage) -> CpuBackend {
+    let options = CpuOptions { pin_threads: false, huge_pages: false, ..CpuOptions::new(mode) };
+    let mut backend = CpuBackend::new(options.with_threads(NonZeroUsize::new(threads).unwrap())).unwrap();
+    backend.open(ArenaSizes::of(stage)).unwrap();
+    backend
+}
+
+pub struct Rig {
+    pub stage: Arc<Stage>,
+    /// Reference on one to three threads, then fast on one to three.
+    devices: Vec<(CpuBackend, PreparedId)>,
+    tolerance: f64,
+}
+
+/// Little-endian words.
+pub fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect()
+}
+
+/// `|a - b| / |b|`
+pub fn distance(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let square = |v: f64| v * v;
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let size: f64 = b.iter().map(|b| square(f64::from(*b))).sum();
+    if difference == 0.0 { 0.0 } else { (difference / size).sqrt() }
+}
+
+pub fn assert_close(what: &str, found: &[f32], expected: &[f64], tolerance: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let expected: Vec<f32> = expected.iter().map(|v| *v as f32).collect();
+    let d = distance(found, &expected);
+    assert!(d <= tolerance, "{what}: relative distance {d:.3e} > {tolerance:.0e}\n{found:?}\n{expected:?}");
+}
+
+impl Rig {
+    pub fn run(&mut self, rows: &[Row], outputs: &[u32], inputs: &[(View, &[f32])]) {
+        self.try_run(rows, outputs, inputs).unwrap();
+    }
+
+    pub fn try_run(&mut self, rows: &[Row], outputs: &[u32], inputs: &[(View, &[f32])]) -> Result<(), BackendError> {
+        let program = &self.stage.programs[0];
+        let mut outcome = Ok(());
+        for (backend, id) in &mut self.devices {
+            for (view, values) in inputs {
+                assert_eq!(program.buffer(view.buffer).width, view.width, "inputs fill whole buffers");
+                let slice = program.buffer_slice(view.buffer, (values.len() / view.width as usize) as u32);
+                backend.upload(slice, bytemuck::cast_slice(values)).unwrap();
+            }
+            outcome = backend.run(*id, &RunParams { rows, outputs }).and_then(|ticket| backend.wait(ticket));
+        }
+        outcome
+    }
+
+    fn read_all(&mut self, slice: Slice) -> Vec<Vec<u32>> {
+        let read = |(backend, _): &mut (CpuBackend, PreparedId)| {
+            let mut bytes = vec![0; slice.len_bytes as usize];
+            backend.download(slice, &mut bytes).unwrap();
+            words(&bytes)
+        };
+        self.devices.iter_mut().map(read).collect()
+    }
+
+    /// The reference's floats of a slice; compared between all devices.
+    fn floats(&mut self, what: &str, slice: Slice) -> Vec<f32> {
+        let bits = self.read_all(slice);
+        assert!(bits[1] == bits[0] && bits[2] == bits[0], "{what}: the reference depends on the number of threads");
+        assert!(bits[4] == bits[3] && bits[5] == bits[3], "{what}: the fast mode depends on the number of threads");
+        let [reference, fast] = [0, 3].map(|i| bits[i].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>());
+        let d = distance(&fast, &reference);
+        assert!(d <= self.tolerance || reference.iter().any(|v| v.is_nan()), "{what}: fast is {d:.3e} from the reference");
+        reference
+    }
+
+    /// A column range of the first `rows` rows.
+    pub fn get(&mut self, view: View, rows: usize) -> Vec<f32> {
+        let program = &self.stage.programs[0];
+        let (width, name) = (program.buffer(view.buffer).width as usize, program.buffer(view.buffer).name.clone());
+        let all = self.floats(&name, program.buffer_slice(view.buffer, rows as u32));
+        let columns = view.offset as usize..(view.offset + view.width) as usize;
+        all.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect()
+    }
+
+    pub fn get_ids(&mut self, view: View, rows: usize) -> Vec<u32> {
+        let slice = self.stage.programs[0].buffer_slice(view.buffer, rows as u32);
+        let all = self.read_all(slice);
+        assert!(all.iter().all(|ids| *ids == all[0]), "ids differ between devices");
+        all[0].clone()
+    }
+
+    /// Floats of a slot's state.
+    pub fn state(&mut self, id: StateId, slot: u32) -> Vec<f32> {
+        let slice = self.stage.state(id).slice(slot);
+        self.floats("state", slice)
+    }
+
+    pub fn set_state(&mut self, id: StateId, slot: u32, values: &[f32]) {
+        let slice = self.stage.state(id).slice(slot);
+        for (backend, _) in &mut self.devices {
+            backend.upload(slice, bytemuck::cast_slice(values)).unwrap();
+        }
+    }
+}
+
+/// Text rows `first..first + len` of a slot.
+pub fn rows(slot: u32, first: u32, len: u32) -> Vec<Row> {
+    (first..first + len).map(|index| Row::text(slot, index, TokenId(0))).collect()
+}
