@@ -86,11 +86,7 @@ fn bench_format(c: &mut Criterion, simd: Simd, format: Format) -> Result {
     let decode = run("decode", rows, 1, Throughput::Bytes((rows * row_bytes) as u64));
     let ops = 2 * PROMPT_ROWS * K * PROMPT_TOKENS;
     let prompt = run("prompt", PROMPT_ROWS, PROMPT_TOKENS, Throughput::Elements(ops as u64));
-    Result {
-        format,
-        decode_gb_s: (rows * row_bytes) as f64 / decode / 1e9,
-        prompt_gop_s: ops as f64 / prompt / 1e9,
-    }
+    Result { format, decode_gb_s: (rows * row_bytes) as f64 / decode / 1e9, prompt_gop_s: ops as f64 / prompt / 1e9 }
 }
 
 /// GB/s of one thread that adds up memory, best of several.

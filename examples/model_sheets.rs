@@ -203,7 +203,15 @@ fn trunk(quant: &Quant) -> ModelHeader {
     ] {
         header.metadata.insert(format!("qwen4exp.{key}"), MetaValue::Unsigned(value));
     }
+    // One prime a head, from 20 million on; each head begins where the one before it ends.
+    const PRIMES: [u64; 16] = [3, 23, 33, 47, 59, 63, 69, 77, 81, 93, 107, 147, 153, 159, 161, 171];
+    let sizes = PRIMES.map(|p| 20_000_000 + p);
+    let offsets = (0..sizes.len()).map(|head| sizes[..head].iter().sum());
+    let multipliers = [23_703_573_157_769, 20_109_073_645_365, 8_052_911_324_071];
     header.metadata.insert("qwen4exp.ple.layers".into(), list([1]));
+    header.metadata.insert("qwen4exp.ple.layer_multipliers".into(), list(multipliers));
+    header.metadata.insert("qwen4exp.ple.head_offsets".into(), list(offsets));
+    header.metadata.insert("qwen4exp.ple.head_vocab_sizes".into(), list(sizes));
     let mut table = Table(vec![]);
     table.add("token_embd.weight", quant.embedding, &[WIDTH, VOCAB]);
     table.add("output.weight", quant.head, &[WIDTH, VOCAB]);

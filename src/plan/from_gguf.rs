@@ -1,7 +1,7 @@
-//! From an opened GGUF model to what the planner reads. Only headers have been read at this point.
+//! From an opened GGUF model to what the planner reads, and back to a header without data. No tensor data is touched.
 
 use super::model::{MetaValue, ModelHeader, TensorRow};
-use crate::gguf::{Array, ModelFiles, Value};
+use crate::gguf::{Array, GgufError, GgufWriter, ModelFiles, Value};
 
 /// Vocabulary-sized lists are of no use to a plan.
 const LONGEST_LIST: usize = 4096;
@@ -72,4 +72,51 @@ fn list(array: &Array) -> Option<MetaValue> {
         Array::Array(v) => v.iter().map(list).collect(),
     };
     items.map(MetaValue::List)
+}
+
+impl ModelHeader {
+    /// The model as an opened file of which only the header is there: with it the real programs of a sheet can be built.
+    ///
+    /// # Errors
+    /// The tensors cannot be in a GGUF file.
+    pub fn to_model_files(&self, name: &str) -> Result<ModelFiles, GgufError> {
+        let mut writer = GgufWriter::new();
+        for (key, value) in &self.metadata {
+            if let Some(value) = gguf_value(value) {
+                writer.set(key, value);
+            }
+        }
+        for tensor in &self.tensors {
+            writer.zeros(&tensor.name, &tensor.shape, tensor.format)?;
+        }
+        let (header, file_bytes) = writer.header()?;
+        ModelFiles::from_header(name, header.as_slice(), file_bytes)
+    }
+}
+
+fn gguf_value(value: &MetaValue) -> Option<Value> {
+    Some(match value {
+        MetaValue::Bool(v) => Value::Bool(*v),
+        MetaValue::Unsigned(v) => u32::try_from(*v).map_or(Value::U64(*v), Value::U32),
+        MetaValue::Signed(v) => Value::I64(*v),
+        MetaValue::Float(v) => Value::F32(*v as f32),
+        MetaValue::Text(v) => Value::String(v.clone()),
+        MetaValue::List(items) => Value::Array(gguf_list(items)?),
+    })
+}
+
+/// Lists of one kind; whole numbers get 64 bits, which every look-up takes.
+fn gguf_list(items: &[MetaValue]) -> Option<Array> {
+    let all = |pick: fn(&MetaValue) -> bool| items.iter().all(pick);
+    if all(|i| matches!(i, MetaValue::Unsigned(_))) {
+        return items.iter().map(MetaValue::as_u64).collect::<Option<Vec<_>>>().map(Array::U64);
+    }
+    if all(|i| matches!(i, MetaValue::Bool(_))) {
+        return Some(Array::Bool(items.iter().map(|i| *i == MetaValue::Bool(true)).collect()));
+    }
+    let floats = items.iter().map(|i| match i {
+        MetaValue::Float(v) => Some(*v as f32),
+        _ => None,
+    });
+    floats.collect::<Option<Vec<_>>>().map(Array::F32)
 }

@@ -5,5 +5,5 @@ mod data;
 mod errors;
 mod logits;
 mod models;
-mod run;
 mod rig;
+mod run;

@@ -1,9 +1,12 @@
 //! Planned arenas are those that a `StageBuilder` lays out for the same tensors and state.
 
-use super::support::root;
+use super::support::{machine, planned, root, sheet};
 use strata::gguf::ModelFiles;
-use strata::plan::{Consumer, KvType, LayerRange, Limits, Machine, ModelHeader, PlanModel, TensorRow, decide, verify};
-use strata::program::{KvFormat, MatrixSpec, Stage, StageBuilder, StateKind};
+use strata::model::{Model, StageOptions, Tensors};
+use strata::plan::{
+    Consumer, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, StageArenas, TensorRow, decide, verify,
+};
+use strata::program::{KvFormat, MatrixSpec, ShapeClass, Stage, StageBuilder, StateKind};
 
 fn tiny() -> (ModelHeader, PlanModel) {
     let files = ModelFiles::open(root().join("tests/fixtures/tiny-flash-next-Q8_0.gguf")).unwrap();
@@ -129,4 +132,55 @@ fn slots_are_sized_beside_a_built_stage_that_holds_no_experts() {
     assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
     assert!(plan.held_experts < estimate.held_experts);
     assert_eq!(plan.stages[0].arenas.weights_bytes, arenas.weights_bytes);
+}
+
+/// The stages of a plan, built by the model's own code.
+fn real_stages(files: &ModelFiles, plan: &Plan) -> Vec<Stage> {
+    let model = Model::open(files).unwrap();
+    let s = &plan.settings;
+    let shape = |rows: u32, outputs: u32| ShapeClass { max_rows: rows, max_outputs: outputs };
+    let stages = plan.stages.iter().map(|stage| {
+        let options = StageOptions {
+            layers: stage.layers.start..stage.layers.end,
+            slots: s.slots,
+            cells: s.cells as u32,
+            kv: KvFormat::F16,
+            versions: if s.draft { s.draft_window + 1 } else { 1 },
+            programs: vec![("decode".into(), shape(s.decode_rows, s.decode_rows)), ("prompt".into(), shape(s.chunk, s.slots))],
+        };
+        model.config.stage(&Tensors::new(files), &options).unwrap()
+    });
+    stages.collect()
+}
+
+/// Weights and state as the model's own code lays them out are what the planner says, byte for byte; its work buffers are
+/// near the estimate, and with them given the plan still fits.
+#[test]
+fn the_real_model_builds_the_stages_that_were_planned() {
+    let header = sheet("IQ3_S");
+    let files = header.to_model_files("sheet").unwrap();
+    let model = PlanModel::from_header(&header).unwrap();
+    let mut machine = machine("linux-4x3090-24g-256g");
+    for card in &mut machine.cards {
+        card.total.0 += 8 << 30;
+        card.free.0 += 8 << 30;
+    }
+    let limits = Limits { context: Some(16_384), prefill: Some(512), ..Limits::default() };
+    let plan = planned(&model, &machine, &limits).unwrap();
+    let mut built = Vec::new();
+    for (planned, stage) in plan.stages.iter().zip(real_stages(&files, &plan)) {
+        assert!(planned.all_held);
+        assert_eq!(planned.arenas.weights_bytes, stage.weights_bytes, "weights of layers {}", planned.layers);
+        assert_eq!(planned.arenas.state_bytes, stage.state_bytes, "state of layers {}", planned.layers);
+        println!("layers {}: work {} planned, {} built", planned.layers, planned.arenas.work_bytes, stage.work_bytes);
+        assert!(planned.arenas.work_bytes >= stage.work_bytes && planned.arenas.work_bytes < 3 * stage.work_bytes);
+        built.push(StageArenas {
+            weights_bytes: stage.weights_bytes,
+            state_bytes: stage.state_bytes,
+            work_bytes: stage.work_bytes,
+            experts_inside: true,
+        });
+    }
+    let exact = planned(&model, &machine, &plan.fixed(&limits, Some(built.clone()))).unwrap();
+    assert_eq!(exact.stages.iter().map(|s| s.arenas).collect::<Vec<_>>(), built);
 }

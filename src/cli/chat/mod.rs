@@ -51,7 +51,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let template = open_template(&opened.files, &tokenizer)?;
     if let Some(format) = stand_in(&template) {
         let file = opened.files.name();
-        note(format!("note: '{file}' has no chat template, so the {format} format is used; it may not be made for conversations"));
+        note(format!(
+            "note: '{file}' has no chat template, so the {format} format is used; it may not be made for conversations"
+        ));
     }
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);

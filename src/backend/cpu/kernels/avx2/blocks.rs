@@ -1,7 +1,7 @@
 //! The formats with short blocks, the ternary ones, and the helpers that others share.
 
-use crate::backend::cpu::kernels::each::each;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::fp4::{E2M1_DOUBLED, e8m0_half_to_f32, ue4m3_half_to_f32};
 use std::arch::x86_64::*;
 

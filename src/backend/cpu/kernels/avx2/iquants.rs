@@ -1,8 +1,8 @@
 //! The IQ formats: codebooks are loaded entry by entry.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{bits_to_bytes, half, look_up16, nibbles, scales8, scales16, spread, spread16, zeros};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS};
 use std::arch::x86_64::*;
 

@@ -1,8 +1,8 @@
 //! Q2_K to Q6_K.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{half, scales8, scales16, zeros};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Two-bit fields: 128 weights are 32 bytes, field by field.

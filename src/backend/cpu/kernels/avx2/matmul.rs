@@ -1,11 +1,11 @@
 //! Products: with few rows of activations weights are unpacked in registers, with many to scratch memory first.
 
-use crate::backend::cpu::kernels::each::each;
 use super::super::activations::ActBlock;
 use super::super::job::Job;
 use super::super::layout::{SUPER, superblocks};
 use super::Unpack;
 use super::blocks::transpose;
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// How far ahead of the weights in use to ask for memory.

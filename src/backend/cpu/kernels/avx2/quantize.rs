@@ -1,9 +1,9 @@
 //! Activations to 8 bits.
 
-use crate::backend::cpu::kernels::each::each;
 use super::super::activations::{ActBlock, inverse_scale};
 use super::super::layout::SUPER;
 use super::blocks::{spread, transpose};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// The same bytes as the scalar version.

@@ -1,7 +1,7 @@
 //! The formats with blocks of 32 and the helpers that others share.
 
-use crate::backend::cpu::kernels::each::each;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Four vectors of 16 dwords, built at compile time.

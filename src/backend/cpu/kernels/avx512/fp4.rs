@@ -1,10 +1,10 @@
 //! MXFP4 and NVFP4: nibbles that are 4-bit floats, looked up as integers of twice the value.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{lane, load, load_8x16, nibbles, spread};
 use super::iq4::{look_up, table16};
 use super::kquants::to_lanes;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::fp4::E2M1_DOUBLED;
 use std::arch::x86_64::*;
 

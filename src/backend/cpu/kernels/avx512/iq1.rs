@@ -1,11 +1,11 @@
 //! IQ1_S and IQ1_M: eight weights are an entry of a codebook of -1, 0, 1, all moved by an eighth up or down. Eight
 //! times that are integers.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{fields, half, lane, load, load_bytes, spread};
 use super::kquants::to_lanes;
 use super::lookup::{Words, codes8};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::IQ1S_GRID;
 use std::arch::x86_64::*;
 

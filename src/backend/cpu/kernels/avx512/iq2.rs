@@ -1,11 +1,9 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: eight weights are an entry of a codebook of three magnitudes, and eight signs.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{fields, half, lane, load, load_bytes};
-use super::lookup::{
-    Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes,
-};
+use super::lookup::{Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID};
 use std::arch::x86_64::*;
 
@@ -70,8 +68,7 @@ pub(super) fn signs_and_scale(dword: __m512i) -> SignsAndScale {
         index
     }
     const SIGN_FIELDS: [[u8; 64]; 2] = [repeated(0), repeated(1)];
-    let [first, last] =
-        each!(2 of [0, 1], |i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
+    let [first, last] = each!(2 of [0, 1], |i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
     SignsAndScale { first, last, scale: _mm512_srli_epi32::<28>(dword) }
 }
 

@@ -1,10 +1,10 @@
 //! IQ3_XXS and IQ3_S: four weights are an entry of a codebook of eight magnitudes, and four signs.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{fields, half, lane, load_bytes, spread};
 use super::iq2::signs_and_scale;
 use super::lookup::{Words, apply_signs, codes4, decode, look_up_256, look_up_512, magnitudes};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ3S_GRID, IQ3XXS_GRID};
 use std::arch::x86_64::*;
 
@@ -21,8 +21,7 @@ const CODE_FIELDS: [[u8; 64]; 2] = [fields(3, 0), fields(3, 16)];
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: [__m512i; 2], magnitudes: &[u8; 64]) -> [__m512i; 4] {
-    let codes =
-        each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
     decode(codes, magnitudes)
 }
 

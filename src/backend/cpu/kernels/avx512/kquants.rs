@@ -1,8 +1,8 @@
 //! Q2_K to Q6_K.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{Index, half, lane, load};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// For formats that keep 128 weights as 32 bytes of four two-bit fields: the bytes of a lane.

@@ -1,8 +1,8 @@
 //! Codebooks in registers. An entry of an IQ codebook has eight weights out of four magnitudes, or four out of eight:
 //! 16 bits. A table of such words is looked up with `vpermi2w`, 64 entries at a time.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::load_bytes;
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// A codebook of 16-bit words, aligned like the vectors that read it.

@@ -1,9 +1,9 @@
 //! TQ1_0 and TQ2_0: weights of -1, 0, 1.
 
-use crate::backend::cpu::kernels::each::each;
 use super::blocks::{Index, half, load};
 use super::kquants::two_bits;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::backend::cpu::kernels::layout::GROUP_OF_LANE;
 use std::arch::x86_64::*;
 
