@@ -25,7 +25,7 @@ pub fn layer_floats(s: &WorkShapes, mixer: &Mixer, ngram: Option<ConvFacts>) -> 
     let (block, block_widest) = mixer_floats(s, mixer);
     let inner = s.used * s.expert_width;
     let moe = 2 * s.width + s.experts + 2 * s.used + 2 * inner.max(s.feed_forward) + s.feed_forward;
-    let gram = ngram.map_or(0, |c| s.ngram_floats + s.width + 4 * u64::from(c.channels));
+    let gram = ngram.map_or(0, |c| s.ngram_floats + s.width + 3 * u64::from(c.channels));
     let carried = if s.streams > 1 { s.streams } else { s.width };
     let alive = mix.max(block + carried).max(moe + carried).max(gram);
     let widest = streams.max(block_widest).max(inner).max(s.feed_forward).max(s.experts);
@@ -44,7 +44,7 @@ fn mixer_floats(s: &WorkShapes, mixer: &Mixer) -> (u64, u64) {
         Mixer::Delta { value_heads, value_dim, conv, .. } => {
             let channels = u64::from(conv.channels);
             let out = u64::from(value_heads) * u64::from(value_dim);
-            (2 * s.width + 2 * channels + 2 * out + 2 * u64::from(value_heads), channels.max(out))
+            (2 * s.width + 2 * channels + out + 2 * u64::from(value_heads), channels.max(out))
         }
     }
 }
