@@ -90,12 +90,7 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
 /// # Safety
 /// As for [`matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn rows_by_panel<U: Unpack>(
-    job: &Job,
-    tokens: &Range<usize>,
-    stretch: &Range<usize>,
-    scratch: &mut Scratch,
-) {
+unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, scratch: &mut Scratch) {
     let panel_rows = (PANEL_BLOCKS / stretch.len() / ROWS * ROWS).min(PANEL_ROWS);
     // The last superblock may be partial.
     let groups = (job.k.min(stretch.end * SUPER) - stretch.start * SUPER).div_ceil(32);
@@ -165,12 +160,7 @@ unsafe fn unpack_panel<U: Unpack>(
 /// # Safety
 /// As for [`matmul`]; `tiles` holds all tokens and the stretch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn pack_tiles<U: Unpack>(
-    job: &Job,
-    tokens: &Range<usize>,
-    stretch: &Range<usize>,
-    tiles: &mut [TileBlock],
-) {
+unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, tiles: &mut [TileBlock]) {
     for (tile, first) in tokens.clone().step_by(TILE).enumerate() {
         let count = (tokens.end - first).min(TILE);
         // A tile that is not full repeats its last token.
@@ -376,13 +366,7 @@ unsafe fn group<U: Unpack, const V: usize>(
 /// # Safety
 /// As for [`matmul`]; `rows` starts at the first row of `sums`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn write_out(
-    job: &Job,
-    tokens: &Range<usize>,
-    rows: &Range<usize>,
-    add: bool,
-    sums: &[[f32; TOKENS_MAX]; PANEL_ROWS],
-) {
+unsafe fn write_out(job: &Job, tokens: &Range<usize>, rows: &Range<usize>, add: bool, sums: &[[f32; TOKENS_MAX]; PANEL_ROWS]) {
     for first_row in (0..rows.len()).step_by(16) {
         let mask = ((1u32 << (rows.len() - first_row).min(16)) - 1) as __mmask16;
         for first in (0..tokens.len()).step_by(TILE) {
