@@ -3,8 +3,8 @@
 use std::ops::Range;
 use strata::backend::cpu::kernels::floats::product_f32;
 use strata::backend::cpu::kernels::{
-    ActBlock, OutView, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row,
-    dequantize_row, is_float, product, quantize_rows,
+    ActBlock, OutView, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, dequantize_row, is_float, product,
+    quantize_rows,
 };
 use strata::quant::{FORMATS, Format};
 
@@ -13,10 +13,7 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 32
     }
 
@@ -28,9 +25,7 @@ impl Random {
 /// Rows of random blocks. Every bit is random, except that scales are of ordinary size.
 fn random_weights(format: Format, rows: usize, k: usize, random: &mut Random) -> Vec<u8> {
     let info = format.info();
-    let mut bytes: Vec<u8> = (0..rows * k / info.block_len * info.block_bytes)
-        .map(|_| random.next() as u8)
-        .collect();
+    let mut bytes: Vec<u8> = (0..rows * k / info.block_len * info.block_bytes).map(|_| random.next() as u8).collect();
     for block in bytes.chunks_exact_mut(info.block_bytes) {
         let halves: &[usize] = match format {
             Format::F32 => {
@@ -91,9 +86,7 @@ impl Case {
         let mut weights = vec![0.0; rows * k];
         format.decode_row(&bytes, &mut weights).unwrap();
         assert!(weights.iter().all(|w| w.is_finite()));
-        let mut x: Vec<f32> = (0..tokens * k)
-            .map(|_| random.unit() * random.unit())
-            .collect();
+        let mut x: Vec<f32> = (0..tokens * k).map(|_| random.unit() * random.unit()).collect();
         // Rows of one sign show what is lost when an offset is taken away again.
         x[..k].iter_mut().for_each(|x| *x = x.abs());
         let mut acts = vec![bytemuck::Zeroable::zeroed(); tokens * blocks_per_row(k)];
@@ -102,16 +95,7 @@ impl Case {
         for (acts, out) in acts.chunks(blocks_per_row(k)).zip(rounded.chunks_mut(k)) {
             dequantize_row(acts, out);
         }
-        Case {
-            format,
-            rows,
-            k,
-            bytes,
-            weights,
-            x,
-            acts,
-            rounded,
-        }
+        Case { format, rows, k, bytes, weights, x, acts, rounded }
     }
 
     /// Compares `out` (one row of results for each of `tokens`) for the given rows of weights.
@@ -120,28 +104,13 @@ impl Case {
             for row in rows.clone() {
                 let w = &self.weights[row * self.k..][..self.k];
                 let got = f64::from(out[i * self.rows + row]);
-                let what = || {
-                    format!(
-                        "{} {simd} k {} tokens {} row {row} token {token}",
-                        self.format,
-                        self.k,
-                        tokens.len()
-                    )
-                };
+                let what = || format!("{} {simd} k {} tokens {} row {row} token {token}", self.format, self.k, tokens.len());
                 let (exact, size) = dot(w, &self.rounded[token * self.k..][..self.k]);
-                assert!(
-                    (got - exact).abs() <= 1e-5 * size + 1e-30,
-                    "{}: {got}, not {exact} (of {size})",
-                    what()
-                );
+                assert!((got - exact).abs() <= 1e-5 * size + 1e-30, "{}: {got}, not {exact} (of {size})", what());
                 let x = &self.x[token * self.k..][..self.k];
                 let (real, _) = dot(w, x);
                 let norm = (dot(w, w).0 * dot(x, x).0).sqrt();
-                assert!(
-                    (got - real).abs() <= 0.02 * norm,
-                    "{}: {got}, without rounding {real}",
-                    what()
-                );
+                assert!((got - real).abs() <= 0.02 * norm, "{}: {got}, without rounding {real}", what());
             }
         }
     }
@@ -181,15 +150,7 @@ fn every_format_on_every_level_agrees_with_its_decode() {
                     // Two shares, as two threads would take them.
                     for rows in [0..7, 7..case.rows] {
                         let mut scratch = Scratch::new(&mut scratch);
-                        product(
-                            simd,
-                            weights,
-                            rows,
-                            &case.acts,
-                            Tokens::Rows(3..3 + count),
-                            view,
-                            &mut scratch,
-                        );
+                        product(simd, weights, rows, &case.acts, Tokens::Rows(3..3 + count), view, &mut scratch);
                     }
                     let tokens: Vec<usize> = (3..3 + count).collect();
                     case.check(simd, &tokens, 0..case.rows, &out);
@@ -214,8 +175,7 @@ fn float_formats_on_every_level_agree_with_their_decode() {
                     }
                     for (token, out) in out.chunks(case.rows).enumerate() {
                         for (row, &got) in out.iter().enumerate() {
-                            let (exact, size) =
-                                dot(&case.weights[row * k..][..k], &case.x[token * k..][..k]);
+                            let (exact, size) = dot(&case.weights[row * k..][..k], &case.x[token * k..][..k]);
                             assert!(
                                 (f64::from(got) - exact).abs() <= 2e-6 * size + 1e-30,
                                 "{} {simd} k {k} tokens {count}: {got}, not {exact}",
@@ -235,24 +195,11 @@ fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
     let weights = Weights::new(case.format, &case.bytes, case.rows, case.k).unwrap();
     let mut scratch = scratch();
     for &simd in Simd::available() {
-        for list in [
-            &[][..],
-            &[39],
-            &[5, 0, 5],
-            &[31, 3, 4, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9],
-        ] {
+        for list in [&[][..], &[39], &[5, 0, 5], &[31, 3, 4, 15, 9, 2, 6, 5, 35, 8, 9, 7, 9]] {
             let mut out = vec![f32::NAN; list.len() * case.rows];
             let view = OutView::new(&mut out, list.len(), case.rows, case.rows);
             let mut scratch = Scratch::new(&mut scratch);
-            product(
-                simd,
-                weights,
-                0..case.rows,
-                &case.acts,
-                Tokens::List(list),
-                view,
-                &mut scratch,
-            );
+            product(simd, weights, 0..case.rows, &case.acts, Tokens::List(list), view, &mut scratch);
             let tokens: Vec<usize> = list.iter().map(|&token| token as usize).collect();
             case.check(simd, &tokens, 0..case.rows, &out);
         }
@@ -263,33 +210,17 @@ fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
 #[test]
 fn large_products_are_cut_up_correctly() {
     let mut scratch = scratch();
-    for (format, rows, k, tokens) in [
-        (Format::Q4_K, 70, 12_544, 50),
-        (Format::Q5_1, 110, 1_376, 530),
-    ] {
+    for (format, rows, k, tokens) in [(Format::Q4_K, 70, 12_544, 50), (Format::Q5_1, 110, 1_376, 530)] {
         let case = Case::new(format, rows, k, tokens);
         let weights = Weights::new(format, &case.bytes, rows, k).unwrap();
         for &simd in &Simd::available()[1..] {
             let mut wide = vec![f32::NAN; tokens * (rows + 9)];
             let view = OutView::new(&mut wide, tokens, rows, rows + 9);
             let mut scratch = Scratch::new(&mut scratch);
-            product(
-                simd,
-                weights,
-                0..rows,
-                &case.acts,
-                Tokens::Rows(0..tokens),
-                view,
-                &mut scratch,
-            );
-            let out: Vec<f32> = wide
-                .chunks(rows + 9)
-                .flat_map(|row| row[..rows].to_vec())
-                .collect();
+            product(simd, weights, 0..rows, &case.acts, Tokens::Rows(0..tokens), view, &mut scratch);
+            let out: Vec<f32> = wide.chunks(rows + 9).flat_map(|row| row[..rows].to_vec()).collect();
             case.check(simd, &(0..tokens).collect::<Vec<_>>(), 0..rows, &out);
-            let untouched = wide
-                .chunks(rows + 9)
-                .all(|row| row[rows..].iter().all(|x| x.is_nan()));
+            let untouched = wide.chunks(rows + 9).all(|row| row[rows..].iter().all(|x| x.is_nan()));
             assert!(untouched, "{format} {simd} wrote past its rows");
         }
     }
@@ -312,22 +243,13 @@ mod guarded {
         fn new(bytes: usize) -> Pages {
             let bytes = bytes.next_multiple_of(PAGE_BYTES);
             let all = bytes + PAGE_BYTES;
-            let (access, kind) = (
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            );
+            let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
             // SAFETY: new anonymous pages; the last one loses its permissions.
             unsafe {
                 let start = libc::mmap(std::ptr::null_mut(), all, access, kind, -1, 0);
                 assert_ne!(start, libc::MAP_FAILED);
-                assert_eq!(
-                    libc::mprotect(start.add(bytes), PAGE_BYTES, libc::PROT_NONE),
-                    0
-                );
-                Pages {
-                    start: start.cast(),
-                    bytes,
-                }
+                assert_eq!(libc::mprotect(start.add(bytes), PAGE_BYTES, libc::PROT_NONE), 0);
+                Pages { start: start.cast(), bytes }
             }
         }
 
@@ -364,15 +286,7 @@ mod guarded {
                             continue;
                         }
                         let mut scratch = Scratch::new(&mut scratch);
-                        product(
-                            simd,
-                            weights,
-                            0..case.rows,
-                            &case.acts,
-                            Tokens::Rows(0..count),
-                            view,
-                            &mut scratch,
-                        );
+                        product(simd, weights, 0..case.rows, &case.acts, Tokens::Rows(0..count), view, &mut scratch);
                         case.check(simd, &(0..count).collect::<Vec<_>>(), 0..case.rows, &out);
                     }
                 }

@@ -36,12 +36,7 @@ pub const fn bytes_for(rows: usize, k: usize) -> usize {
 /// # Panics
 /// If `out` is not exactly `blocks_per_row(x.len())` long.
 pub fn quantize_row(simd: Simd, x: &[f32], out: &mut [ActBlock]) {
-    assert_eq!(
-        out.len(),
-        blocks_per_row(x.len()),
-        "blocks for a row of {}",
-        x.len()
-    );
+    assert_eq!(out.len(), blocks_per_row(x.len()), "blocks for a row of {}", x.len());
     let (whole, rest) = x.as_chunks::<SUPER>();
     for (x, out) in whole.iter().zip(out.iter_mut()) {
         quantize_block(simd, x, out);
@@ -136,44 +131,23 @@ mod tests {
             dequantize_row(&blocks, &mut back);
             for (x, back) in x.as_chunks::<32>().0.iter().zip(back.as_chunks::<32>().0) {
                 let step = x.iter().fold(0.0f32, |max, x| max.max(x.abs())) / 127.0;
-                assert!(
-                    x.iter()
-                        .zip(back)
-                        .all(|(x, back)| (x - back).abs() <= step * 0.5001)
-                );
+                assert!(x.iter().zip(back).all(|(x, back)| (x - back).abs() <= step * 0.5001));
             }
         }
     }
 
     #[test]
     fn all_levels_give_the_same_bytes() {
-        let mut rows = vec![
-            sample(576),
-            sample(1024),
-            vec![0.0; 300],
-            vec![1e-42; 256],
-            vec![-3.0e38; 64],
-        ];
-        rows.push(
-            (0..256)
-                .map(|i| if i % 3 == 0 { -0.5 } else { 126.5 + i as f32 })
-                .collect(),
-        );
+        let mut rows = vec![sample(576), sample(1024), vec![0.0; 300], vec![1e-42; 256], vec![-3.0e38; 64]];
+        rows.push((0..256).map(|i| if i % 3 == 0 { -0.5 } else { 126.5 + i as f32 }).collect());
         for x in rows {
             let mut expected = vec![ActBlock::zeroed(); blocks_per_row(x.len())];
             quantize_row(Simd::Scalar, &x, &mut expected);
             for &simd in Simd::available() {
                 let mut blocks = vec![ActBlock::zeroed(); blocks_per_row(x.len())];
                 quantize_row(simd, &x, &mut blocks);
-                let (got, want): (&[u8], &[u8]) = (
-                    bytemuck::cast_slice(&blocks),
-                    bytemuck::cast_slice(&expected),
-                );
-                assert!(
-                    got == want,
-                    "{simd} differs from scalar for a row of {}",
-                    x.len()
-                );
+                let (got, want): (&[u8], &[u8]) = (bytemuck::cast_slice(&blocks), bytemuck::cast_slice(&expected));
+                assert!(got == want, "{simd} differs from scalar for a row of {}", x.len());
             }
         }
     }

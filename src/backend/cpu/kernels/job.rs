@@ -27,13 +27,7 @@ impl<'a> OutView<'a> {
     /// If `out` is too short.
     pub fn new(out: &'a mut [f32], tokens: usize, rows: usize, stride: usize) -> OutView<'a> {
         assert!(tokens == 0 || rows <= stride && (tokens - 1) * stride + rows <= out.len());
-        OutView {
-            ptr: out.as_mut_ptr(),
-            tokens,
-            rows,
-            stride,
-            life: PhantomData,
-        }
+        OutView { ptr: out.as_mut_ptr(), tokens, rows, stride, life: PhantomData }
     }
 
     /// A view that several threads may copy.
@@ -44,13 +38,7 @@ impl<'a> OutView<'a> {
     /// disjoint row ranges to the products.
     pub unsafe fn shared(ptr: *mut f32, tokens: usize, rows: usize, stride: usize) -> OutView<'a> {
         assert!(rows <= stride);
-        OutView {
-            ptr,
-            tokens,
-            rows,
-            stride,
-            life: PhantomData,
-        }
+        OutView { ptr, tokens, rows, stride, life: PhantomData }
     }
 
     pub(super) fn holds(&self, tokens: usize, rows: usize) -> bool {

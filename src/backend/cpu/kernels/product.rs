@@ -22,13 +22,7 @@ impl<'a> Weights<'a> {
     /// `None` if `bytes` is not exactly `rows` rows of `k` weights, or `k` is not whole blocks.
     pub fn new(format: Format, bytes: &'a [u8], rows: usize, k: usize) -> Option<Weights<'a>> {
         let row_bytes = usize::try_from(format.row_bytes(k as u64)?).ok()?;
-        (k > 0 && row_bytes.checked_mul(rows)? == bytes.len()).then_some(Weights {
-            format,
-            bytes,
-            row_bytes,
-            rows,
-            k,
-        })
+        (k > 0 && row_bytes.checked_mul(rows)? == bytes.len()).then_some(Weights { format, bytes, row_bytes, rows, k })
     }
 
     pub fn format(&self) -> Format {
@@ -69,11 +63,7 @@ impl<'a> Scratch<'a> {
     /// # Panics
     /// If there are fewer than [`Scratch::BLOCKS`].
     pub fn new(blocks: &'a mut [ScratchBlock]) -> Scratch<'a> {
-        assert!(
-            blocks.len() >= Scratch::BLOCKS,
-            "scratch of {} blocks",
-            blocks.len()
-        );
+        assert!(blocks.len() >= Scratch::BLOCKS, "scratch of {} blocks", blocks.len());
         Scratch(blocks)
     }
 }
@@ -94,30 +84,11 @@ pub fn product(
     out: OutView,
     scratch: &mut Scratch,
 ) {
-    assert!(
-        !table::is_float(weights.format),
-        "{} takes float activations",
-        weights.format
-    );
-    assert!(
-        rows.start <= rows.end && rows.end <= weights.rows,
-        "rows {rows:?} of {}",
-        weights.rows
-    );
+    assert!(!table::is_float(weights.format), "{} takes float activations", weights.format);
+    assert!(rows.start <= rows.end && rows.end <= weights.rows, "rows {rows:?} of {}", weights.rows);
     let act_rows = acts.len() / blocks_per_row(weights.k);
-    assert!(
-        tokens.max().is_none_or(|max| max < act_rows),
-        "{act_rows} rows of activations for {tokens:?}"
-    );
+    assert!(tokens.max().is_none_or(|max| max < act_rows), "{act_rows} rows of activations for {tokens:?}");
     assert!(out.holds(tokens.len(), rows.end), "the output is too small");
-    let job = Job {
-        weights: weights.bytes,
-        row_bytes: weights.row_bytes,
-        rows,
-        k: weights.k,
-        acts,
-        tokens,
-        out,
-    };
+    let job = Job { weights: weights.bytes, row_bytes: weights.row_bytes, rows, k: weights.k, acts, tokens, out };
     table::run(simd, weights.format, &job, scratch.0.as_mut_ptr().cast());
 }

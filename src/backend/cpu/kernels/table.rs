@@ -103,8 +103,7 @@ pub(super) fn run(_simd: Simd, format: Format, job: &Job, _scratch: *mut u8) {
 
 /// Scratch that any level needs, aligned to 64.
 #[cfg(target_arch = "x86_64")]
-pub(super) const SCRATCH_BYTES: usize = if super::avx512::SCRATCH_BYTES > super::avx2::SCRATCH_BYTES
-{
+pub(super) const SCRATCH_BYTES: usize = if super::avx512::SCRATCH_BYTES > super::avx2::SCRATCH_BYTES {
     super::avx512::SCRATCH_BYTES
 } else {
     super::avx2::SCRATCH_BYTES

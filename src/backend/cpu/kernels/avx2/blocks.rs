@@ -27,10 +27,7 @@ pub(super) fn transpose(x: [__m256i; 8]) -> [[__m256i; 4]; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn spread(by_32: __m256) -> [__m256; 2] {
-    [
-        _mm256_permute2f128_ps::<0x00>(by_32, by_32),
-        _mm256_permute2f128_ps::<0x11>(by_32, by_32),
-    ]
+    [_mm256_permute2f128_ps::<0x00>(by_32, by_32), _mm256_permute2f128_ps::<0x11>(by_32, by_32)]
 }
 
 /// Values of the sixteen groups of 16 to lanes.
@@ -44,12 +41,10 @@ pub(super) fn spread16(by_16: [__m256; 2]) -> [__m256; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn scales16<const SIGNED: bool>(bytes: __m128i, d: f32) -> [__m256; 2] {
-    spread16(
-        each!(2 of [bytes, _mm_unpackhi_epi64(bytes, bytes)], |bytes| {
-            let wide = if SIGNED { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
-            _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(d))
-        }),
-    )
+    spread16(each!(2 of [bytes, _mm_unpackhi_epi64(bytes, bytes)], |bytes| {
+        let wide = if SIGNED { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
+        _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(d))
+    }))
 }
 
 /// Eight bytes, one for each group of 32, times `d`.
@@ -99,10 +94,7 @@ pub(super) fn zeros() -> [__m256; 2] {
 pub(super) unsafe fn nibbles(p: *const u8) -> __m256i {
     // SAFETY: see above.
     let x = unsafe { _mm_loadu_si128(p.cast()) };
-    _mm256_and_si256(
-        _mm256_set_m128i(_mm_srli_epi16::<4>(x), x),
-        _mm256_set1_epi8(0x0f),
-    )
+    _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16::<4>(x), x), _mm256_set1_epi8(0x0f))
 }
 
 /// A byte of ones for every bit that is set.
@@ -111,12 +103,7 @@ pub(super) unsafe fn nibbles(p: *const u8) -> __m256i {
 pub(super) fn bits_to_bytes(bits: i32) -> __m256i {
     let x = _mm256_shuffle_epi8(
         _mm256_set1_epi32(bits),
-        _mm256_setr_epi64x(
-            0,
-            0x0101_0101_0101_0101,
-            0x0202_0202_0202_0202,
-            0x0303_0303_0303_0303,
-        ),
+        _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303),
     );
     let select = _mm256_set1_epi64x(0x8040_2010_0804_0201u64 as i64);
     _mm256_cmpeq_epi8(_mm256_and_si256(x, select), select)
@@ -131,10 +118,7 @@ pub(super) fn bits_to_bytes(bits: i32) -> __m256i {
 unsafe fn five_bits(p: *const u8, bits: *const u8) -> __m256i {
     // SAFETY: see above.
     let (low, bits) = unsafe { (nibbles(p), bits.cast::<i32>().read_unaligned()) };
-    _mm256_or_si256(
-        low,
-        _mm256_and_si256(bits_to_bytes(bits), _mm256_set1_epi8(16)),
-    )
+    _mm256_or_si256(low, _mm256_and_si256(bits_to_bytes(bits), _mm256_set1_epi8(16)))
 }
 
 /// Looks nibbles up in a table of 16 values, and adds an offset.
@@ -143,10 +127,7 @@ unsafe fn five_bits(p: *const u8, bits: *const u8) -> __m256i {
 pub(super) fn look_up16(nibbles: __m256i, table: &[i8; 16], offset: i8) -> __m256i {
     // SAFETY: the table is 16 bytes.
     let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
-    _mm256_add_epi8(
-        _mm256_shuffle_epi8(table, nibbles),
-        _mm256_set1_epi8(offset),
-    )
+    _mm256_add_epi8(_mm256_shuffle_epi8(table, nibbles), _mm256_set1_epi8(offset))
 }
 
 unpack! { Q4_0, 8 * 18, shift: Some(3), mins: false, max: 15, |p| {

@@ -1,13 +1,9 @@
 //! The IQ formats: codebooks are loaded entry by entry.
 
-use super::blocks::{
-    bits_to_bytes, half, look_up16, nibbles, scales8, scales16, spread, spread16, zeros,
-};
+use super::blocks::{bits_to_bytes, half, look_up16, nibbles, scales8, scales16, spread, spread16, zeros};
 use super::{Super, Unpack, unpack};
 use crate::backend::cpu::kernels::each::each;
-use crate::quant::iq_grids::{
-    IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS,
-};
+use crate::quant::iq_grids::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS};
 use std::arch::x86_64::*;
 
 /// `64 + value`, or `64 - value` where the sign bit is set.
@@ -23,12 +19,7 @@ fn apply_signs(magnitudes: __m256i, signs: i32) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn eights(entry: impl Fn(usize) -> u64) -> __m256i {
-    _mm256_setr_epi64x(
-        entry(0) as i64,
-        entry(1) as i64,
-        entry(2) as i64,
-        entry(3) as i64,
-    )
+    _mm256_setr_epi64x(entry(0) as i64, entry(1) as i64, entry(2) as i64, entry(3) as i64)
 }
 
 /// 32 weights from eight entries of four.
@@ -61,9 +52,7 @@ unsafe fn read<T: Copy>(p: *const u8) -> T {
 #[target_feature(enable = "avx2")]
 unsafe fn top_scales(p: *const u8, stride: usize, d: f32, factor: f32) -> [__m256; 2] {
     // SAFETY: see above.
-    let code: [f32; 8] = each!(8, |n| unsafe {
-        (read::<u32>(p.add(n * stride)) >> 28) as f32 + 0.5
-    });
+    let code: [f32; 8] = each!(8, |n| unsafe { (read::<u32>(p.add(n * stride)) >> 28) as f32 + 0.5 });
     // SAFETY: eight floats.
     let code = unsafe { _mm256_loadu_ps(code.as_ptr()) };
     spread(_mm256_mul_ps(code, _mm256_set1_ps(d * factor)))
@@ -78,10 +67,7 @@ unsafe fn top_scales(p: *const u8, stride: usize, d: f32, factor: f32) -> [__m25
 unsafe fn nibble_scales(p: *const u8, d: f32) -> [__m256; 2] {
     // SAFETY: see above.
     let x = unsafe { _mm_loadl_epi64(p.cast()) };
-    let x = _mm_and_si128(
-        _mm_unpacklo_epi8(x, _mm_srli_epi16::<4>(x)),
-        _mm_set1_epi8(0x0f),
-    );
+    let x = _mm_and_si128(_mm_unpacklo_epi8(x, _mm_srli_epi16::<4>(x)), _mm_set1_epi8(0x0f));
     let odd = _mm_add_epi8(_mm_add_epi8(x, x), _mm_set1_epi8(1));
     scales16::<false>(odd, d * 0.125)
 }
@@ -141,10 +127,7 @@ fn iq1(entries: __m256i, down: __m256i) -> __m256i {
     // Three bits up: entries are -1, 0, 1 and bits that leave a byte are cleared.
     let eightfold = _mm256_and_si256(_mm256_slli_epi16::<3>(entries), _mm256_set1_epi8(-8));
     // 17, or 15 where moved down.
-    let base = _mm256_sub_epi8(
-        _mm256_set1_epi8(17),
-        _mm256_and_si256(down, _mm256_set1_epi8(2)),
-    );
+    let base = _mm256_sub_epi8(_mm256_set1_epi8(17), _mm256_and_si256(down, _mm256_set1_epi8(2)));
     _mm256_add_epi8(eightfold, base)
 }
 

@@ -38,14 +38,7 @@ unsafe fn k_nibbles(p: *const u8) -> [__m256i; 8] {
     each!(8, |n| {
         // SAFETY: see above.
         let x = unsafe { _mm256_loadu_si256(p.add(32 * (n / 2)).cast()) };
-        _mm256_and_si256(
-            if n % 2 == 0 {
-                x
-            } else {
-                _mm256_srli_epi16::<4>(x)
-            },
-            mask,
-        )
+        _mm256_and_si256(if n % 2 == 0 { x } else { _mm256_srli_epi16::<4>(x) }, mask)
     })
 }
 
@@ -61,9 +54,7 @@ unsafe fn scales_and_mins(p: *const u8) -> ([__m256; 2], [__m256; 2]) {
     // SAFETY: see above.
     let (d, dmin) = unsafe { (half(p), half(p.add(2))) };
     let (a, b, c) = (at(1), at(2), at(3));
-    let join = |low: u64, high: u64| {
-        low & 0x3f3f_3f3f | (high & 0x0f0f_0f0f | (low >> 2) & 0x3030_3030) << 32
-    };
+    let join = |low: u64, high: u64| low & 0x3f3f_3f3f | (high & 0x0f0f_0f0f | (low >> 2) & 0x3030_3030) << 32;
     (scales8(join(a, c), d), scales8(join(b, c >> 4), -dmin))
 }
 

@@ -86,10 +86,7 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
 /// The activations of `T` tokens from `first`, and how many there are; if fewer, the last stands in.
 fn rows_of<const T: usize>(job: &Job, first: usize) -> ([*const ActBlock; T], usize) {
     let count = (job.tokens.len() - first).min(T);
-    (
-        std::array::from_fn(|t| job.act_row(first + t.min(count - 1)).as_ptr()),
-        count,
-    )
+    (std::array::from_fn(|t| job.act_row(first + t.min(count - 1)).as_ptr()), count)
 }
 
 /// # Safety
@@ -136,12 +133,7 @@ unsafe fn unpack_block<U: Unpack>(bytes: &[u8]) -> PanelBlock {
     let w = if bytes.len() >= U::BYTES {
         for line in 0..U::BYTES.div_ceil(64) {
             // Prefetching is harmless.
-            _mm_prefetch::<_MM_HINT_T0>(
-                bytes
-                    .as_ptr()
-                    .wrapping_add(PREFETCH_BYTES + 64 * line)
-                    .cast(),
-            );
+            _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(PREFETCH_BYTES + 64 * line).cast());
         }
         // SAFETY: `BYTES` are there.
         unsafe { U::unpack(bytes.as_ptr()) }
@@ -151,23 +143,14 @@ unsafe fn unpack_block<U: Unpack>(bytes: &[u8]) -> PanelBlock {
         // SAFETY: no format needs more than 8 * 34 bytes.
         unsafe { U::unpack(padded.as_ptr()) }
     };
-    PanelBlock {
-        q: transpose(w.q),
-        scale: w.scale,
-        min: w.min,
-    }
+    PanelBlock { q: transpose(w.q), scale: w.scale, min: w.min }
 }
 
 /// # Safety
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn accumulate<U: Unpack, const T: usize>(
-    w: &PanelBlock,
-    acts: &[*const ActBlock; T],
-    b: usize,
-    sums: &mut [__m256; T],
-) {
+unsafe fn accumulate<U: Unpack, const T: usize>(w: &PanelBlock, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m256; T]) {
     for half in 0..2 {
         for (t, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the block is there, and its arrays are aligned to 64.
@@ -177,10 +160,7 @@ unsafe fn accumulate<U: Unpack, const T: usize>(
                 let start = match U::SHIFT {
                     Some(shift) if U::MAX < 128 => {
                         let neg_sum = (&raw const (*act).neg_sum).cast::<i32>().add(part);
-                        _mm256_sll_epi32(
-                            _mm256_load_si256(neg_sum.cast()),
-                            _mm_cvtsi32_si128(shift as i32),
-                        )
+                        _mm256_sll_epi32(_mm256_load_si256(neg_sum.cast()), _mm_cvtsi32_si128(shift as i32))
                     }
                     _ => _mm256_setzero_si256(),
                 };
@@ -189,8 +169,7 @@ unsafe fn accumulate<U: Unpack, const T: usize>(
                 let scale = _mm256_load_ps((&raw const (*act).scale).cast::<f32>().add(part));
                 *sum = _mm256_fmadd_ps(dots, _mm256_mul_ps(w.scale[half], scale), *sum);
                 if U::MINS {
-                    let scaled_sum =
-                        _mm256_load_ps((&raw const (*act).scaled_sum).cast::<f32>().add(part));
+                    let scaled_sum = _mm256_load_ps((&raw const (*act).scaled_sum).cast::<f32>().add(part));
                     *sum = _mm256_fmadd_ps(w.min[half], scaled_sum, *sum);
                 }
             }
@@ -221,15 +200,9 @@ unsafe fn dots<U: Unpack>(w: &[__m256i; 4], a: *const __m256i, start: __m256i) -
     let [p, q, r, s] = products;
     let wide = |x| _mm256_madd_epi16(x, ones);
     let sum = match U::MAX {
-        0..=32 => wide(_mm256_add_epi16(
-            _mm256_add_epi16(p, q),
-            _mm256_add_epi16(r, s),
-        )),
+        0..=32 => wide(_mm256_add_epi16(_mm256_add_epi16(p, q), _mm256_add_epi16(r, s))),
         33..=64 => _mm256_add_epi32(wide(_mm256_add_epi16(p, q)), wide(_mm256_add_epi16(r, s))),
-        _ => _mm256_add_epi32(
-            _mm256_add_epi32(wide(p), wide(q)),
-            _mm256_add_epi32(wide(r), wide(s)),
-        ),
+        _ => _mm256_add_epi32(_mm256_add_epi32(wide(p), wide(q)), _mm256_add_epi32(wide(r), wide(s))),
     };
     _mm256_add_epi32(start, sum)
 }

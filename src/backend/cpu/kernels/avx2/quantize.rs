@@ -24,13 +24,9 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
             let inverse = _mm256_set1_ps(inverse_scale(max));
             let q = each!(4 of x, |x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
             // Packing works within 128 bits; the permutation puts the dwords in order again.
-            let words = [
-                _mm256_packs_epi32(q[0], q[1]),
-                _mm256_packs_epi32(q[2], q[3]),
-            ];
+            let words = [_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])];
             let bytes = _mm256_packs_epi16(words[0], words[1]);
-            let bytes =
-                _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+            let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
             _mm256_max_epi8(bytes, _mm256_set1_epi8(-127))
         });
         let q = transpose(natural);

@@ -90,10 +90,7 @@ pub(super) unsafe fn load_8x16(p: *const u8, stride: usize) -> [__m512i; 2] {
     // SAFETY: see above.
     let at = |i: usize| unsafe { _mm_loadu_si128(p.add(i * stride).cast()) };
     let four = |i: usize| {
-        let (low, high) = (
-            _mm256_set_m128i(at(i + 1), at(i)),
-            _mm256_set_m128i(at(i + 3), at(i + 2)),
-        );
+        let (low, high) = (_mm256_set_m128i(at(i + 1), at(i)), _mm256_set_m128i(at(i + 3), at(i + 2)));
         _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
     };
     [four(0), four(4)]
@@ -148,10 +145,7 @@ fn add_fifth_bit(q: [__m512i; 4], bits: __m512i) -> [__m512i; 4] {
     }
     const BYTES: [[u8; 64]; 2] = [bytes(0), bytes(1)];
     let x = each!(2 of [0, 1], |i| _mm512_shuffle_epi8(bits, load_bytes(&BYTES[i])));
-    let select = [
-        _mm512_set1_epi32(0x0804_0201),
-        _mm512_set1_epi32(0x8040_2010u32 as i32),
-    ];
+    let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
     each!(4, |j| {
         let set = _mm512_test_epi8_mask(x[j / 2], select[j % 2]);
         _mm512_mask_add_epi8(q[j], set, q[j], _mm512_set1_epi8(16))
@@ -169,10 +163,7 @@ pub(super) unsafe fn dwords(p: *const u8, stride: usize) -> __m512i {
     let at = |i: usize| unsafe { p.add(i * stride).cast::<i32>().read_unaligned() };
     let low = _mm_set_epi32(at(3), at(2), at(1), at(0));
     let high = _mm_set_epi32(at(7), at(6), at(5), at(4));
-    _mm512_inserti64x4::<1>(
-        _mm512_castsi256_si512(_mm256_broadcastsi128_si256(low)),
-        _mm256_broadcastsi128_si256(high),
-    )
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(low)), _mm256_broadcastsi128_si256(high))
 }
 
 unpack! { Q4_0, 8 * 18, shift: Some(3), mins: false, by_16: false, |p| {

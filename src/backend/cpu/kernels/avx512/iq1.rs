@@ -16,8 +16,7 @@ struct Padded(Words<2048>, u16);
 static CODES: Padded = Padded(codes8(&IQ1S_GRID, [0xff, 0, 1]), 0);
 
 /// Codes 0, 1, 2 to eight times -1, 0, 1, plus the offset of 16.
-const VALUES: [u8; 64] =
-    super::iq4::table16(&[8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0], 0);
+const VALUES: [u8; 64] = super::iq4::table16(&[8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0], 0);
 const CODE_FIELDS: [[u8; 64]; 4] = [fields(2, 0), fields(2, 8), fields(2, 16), fields(2, 24)];
 
 /// From the codebook indices of a lane's first and last eight weights, and whether each is moved down.
@@ -52,14 +51,8 @@ unsafe fn low_bytes(p: *const u8) -> [__m512i; 2] {
     // SAFETY: see above.
     let x = unsafe { _mm256_loadu_si256(p.cast()) };
     let words = _mm512_cvtepu16_epi32(x);
-    let lanes = _mm512_permutexvar_epi32(
-        _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15),
-        words,
-    );
-    [
-        _mm512_and_si512(lanes, _mm512_set1_epi32(0xff)),
-        _mm512_srli_epi32::<8>(lanes),
-    ]
+    let lanes = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15), words);
+    [_mm512_and_si512(lanes, _mm512_set1_epi32(0xff)), _mm512_srli_epi32::<8>(lanes)]
 }
 
 unpack! { IQ1S, 50, shift: Some(4), mins: false, by_16: false, |p| {

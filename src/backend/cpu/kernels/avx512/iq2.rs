@@ -1,10 +1,7 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: eight weights are an entry of a codebook of three magnitudes, and eight signs.
 
 use super::blocks::{fields, half, lane, load, load_bytes};
-use super::lookup::{
-    Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024,
-    magnitudes,
-};
+use super::lookup::{Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes};
 use super::{Super, Unpack, unpack};
 use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID};
@@ -23,10 +20,7 @@ const CODE_FIELDS: [[u8; 64]; 4] = [fields(2, 0), fields(2, 8), fields(2, 16), f
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: __m512i) -> [__m512i; 4] {
-    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(
-        load_bytes(&CODE_FIELDS[j]),
-        words
-    ));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
     decode(codes, &MAGNITUDES)
 }
 
@@ -39,10 +33,7 @@ fn expand(words: __m512i) -> [__m512i; 4] {
 unsafe fn nibble_scales(p: *const u8, d: __m512) -> __m512 {
     // SAFETY: see above.
     let x = unsafe { _mm_loadl_epi64(p.cast()) };
-    let x = _mm_srlv_epi32(
-        _mm_shuffle_epi32::<0b01_01_00_00>(x),
-        _mm_setr_epi32(0, 4, 0, 4),
-    );
+    let x = _mm_srlv_epi32(_mm_shuffle_epi32::<0b01_01_00_00>(x), _mm_setr_epi32(0, 4, 0, 4));
     let x = _mm_and_si128(x, _mm_set1_epi8(0x0f));
     quarter_scale(d, _mm512_cvtepu8_epi32(x))
 }
@@ -78,11 +69,7 @@ pub(super) fn signs_and_scale(dword: __m512i) -> SignsAndScale {
     }
     const SIGN_FIELDS: [[u8; 64]; 2] = [repeated(0), repeated(1)];
     let [first, last] = each!(2 of [0, 1], |i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
-    SignsAndScale {
-        first,
-        last,
-        scale: _mm512_srli_epi32::<28>(dword),
-    }
+    SignsAndScale { first, last, scale: _mm512_srli_epi32::<28>(dword) }
 }
 
 unpack! { IQ2XXS, 66, shift: Some(6), mins: false, by_16: false, |p| {

@@ -21,10 +21,7 @@ const CODE_FIELDS: [[u8; 64]; 2] = [fields(3, 0), fields(3, 16)];
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: [__m512i; 2], magnitudes: &[u8; 64]) -> [__m512i; 4] {
-    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(
-        load_bytes(&CODE_FIELDS[j % 2]),
-        words[j / 2]
-    ));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
     decode(codes, magnitudes)
 }
 

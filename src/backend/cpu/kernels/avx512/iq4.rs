@@ -1,8 +1,6 @@
 //! IQ4_NL and IQ4_XS: nibbles that are looked up in a table of 16 values.
 
-use super::blocks::{
-    Index, SECOND, half, halves, lane, load, load_8x16, load_bytes, nibbles, spread,
-};
+use super::blocks::{Index, SECOND, half, halves, lane, load, load_8x16, load_bytes, nibbles, spread};
 use super::{Super, Unpack, unpack};
 use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::IQ4_VALUES;

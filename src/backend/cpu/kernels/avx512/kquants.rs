@@ -75,20 +75,14 @@ pub(super) unsafe fn two_bits(p: *const u8) -> [__m512i; 4] {
     const SHIFTS: [i32; 16] = counts(0, 2, 0);
     // SAFETY: see above.
     let x = unsafe { _mm512_loadu_si512(p.cast()) };
-    each!(4, |j| _mm512_srlv_epi32(
-        _mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), x),
-        load(&SHIFTS)
-    ))
+    each!(4, |j| _mm512_srlv_epi32(_mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), x), load(&SHIFTS)))
 }
 
 /// Sixteen bytes in the order of groups to the order of lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn to_lanes(by_group: __m128i) -> __m128i {
-    _mm_shuffle_epi8(
-        by_group,
-        _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15),
-    )
+    _mm_shuffle_epi8(by_group, _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15))
 }
 
 /// The 6-bit scales and minimums of Q4_K and Q5_K, times `d` and `-dmin`.
@@ -99,42 +93,23 @@ pub(super) fn to_lanes(by_group: __m128i) -> __m128i {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn scales_and_mins(p: *const u8) -> (__m512, __m512) {
     // SAFETY: see above.
-    let (d, x) = unsafe {
-        (
-            p.cast::<i32>().read_unaligned(),
-            _mm_loadu_si128(p.add(4).cast()),
-        )
-    };
+    let (d, x) = unsafe { (p.cast::<i32>().read_unaligned(), _mm_loadu_si128(p.add(4).cast())) };
     // The first four groups have six bits in one byte; the others four bits in dword 2, and two on top of the first's.
     let shift = _mm_setr_epi32(0, 0, 2, 2);
     let six = _mm_setr_epi32(0x3f3f_3f3f, 0x3f3f_3f3f, 0x3030_3030, 0x3030_3030);
     let four = _mm_setr_epi32(0, 0, 0x0f0f_0f0f, 0x0f0f_0f0f);
     let rest = _mm_shuffle_epi32::<0b10_10_10_10>(x);
-    let scale = _mm_or_si128(
-        _mm_and_si128(
-            _mm_srlv_epi32(_mm_shuffle_epi32::<0b00_00_00_00>(x), shift),
-            six,
-        ),
-        _mm_and_si128(rest, four),
-    );
+    let scale =
+        _mm_or_si128(_mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32::<0b00_00_00_00>(x), shift), six), _mm_and_si128(rest, four));
     let min = _mm_or_si128(
-        _mm_and_si128(
-            _mm_srlv_epi32(_mm_shuffle_epi32::<0b01_01_01_01>(x), shift),
-            six,
-        ),
+        _mm_and_si128(_mm_srlv_epi32(_mm_shuffle_epi32::<0b01_01_01_01>(x), shift), six),
         _mm_and_si128(_mm_srli_epi32::<4>(rest), four),
     );
     let d = _mm_cvtph_ps(_mm_cvtsi32_si128(d));
     let minus_dmin = _mm_xor_ps(_mm_movehdup_ps(d), _mm_set1_ps(-0.0));
     (
-        _mm512_mul_ps(
-            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(scale)),
-            _mm512_broadcastss_ps(d),
-        ),
-        _mm512_mul_ps(
-            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(min)),
-            _mm512_broadcastss_ps(minus_dmin),
-        ),
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(scale)), _mm512_broadcastss_ps(d)),
+        _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(min)), _mm512_broadcastss_ps(minus_dmin)),
     )
 }
 
@@ -147,12 +122,7 @@ unsafe fn scales_and_mins(p: *const u8) -> (__m512, __m512) {
 unsafe fn k_nibbles(p: *const u8) -> [__m512i; 4] {
     const ODD: __mmask16 = 0xaaaa;
     // SAFETY: see above.
-    let (a, b) = unsafe {
-        (
-            _mm512_loadu_si512(p.cast()),
-            _mm512_loadu_si512(p.add(64).cast()),
-        )
-    };
+    let (a, b) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast())) };
     let mask = _mm512_set1_epi8(0x0f);
     each!(4, |j| {
         let x = _mm512_permutex2var_epi32(a, load(&NIBBLE_DWORD[j]), b);

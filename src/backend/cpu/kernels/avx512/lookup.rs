@@ -61,10 +61,7 @@ fn look_up_64<const N: usize>(table: &Words<N>, from: usize, index: __m512i) -> 
     // SAFETY: 64 words from `from` are inside the table.
     let (low, high) = unsafe {
         let p = table.0.as_ptr().add(from);
-        (
-            _mm512_load_si512(p.cast()),
-            _mm512_load_si512(p.add(32).cast()),
-        )
+        (_mm512_load_si512(p.cast()), _mm512_load_si512(p.add(32).cast()))
     };
     _mm512_permutex2var_epi16(low, index, high)
 }
@@ -72,18 +69,11 @@ fn look_up_64<const N: usize>(table: &Words<N>, from: usize, index: __m512i) -> 
 /// The entries at `from + (index & 255)`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn look_up_256<const N: usize>(
-    table: &Words<N>,
-    from: usize,
-    index: __m512i,
-) -> __m512i {
+pub(super) fn look_up_256<const N: usize>(table: &Words<N>, from: usize, index: __m512i) -> __m512i {
     let bit_6 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(64));
     let bit_7 = _mm512_test_epi16_mask(index, _mm512_set1_epi16(128));
     let pair = |at: usize| {
-        let (a, b) = (
-            look_up_64(table, from + at, index),
-            look_up_64(table, from + at + 64, index),
-        );
+        let (a, b) = (look_up_64(table, from + at, index), look_up_64(table, from + at + 64, index));
         _mm512_mask_blend_epi16(bit_6, a, b)
     };
     _mm512_mask_blend_epi16(bit_7, pair(0), pair(128))
@@ -93,27 +83,15 @@ pub(super) fn look_up_256<const N: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn look_up_512(table: &Words<512>, index: __m512i, bit_8: __mmask32) -> __m512i {
-    _mm512_mask_blend_epi16(
-        bit_8,
-        look_up_256(table, 0, index),
-        look_up_256(table, 256, index),
-    )
+    _mm512_mask_blend_epi16(bit_8, look_up_256(table, 0, index), look_up_256(table, 256, index))
 }
 
 /// The entries at `index & 255`, plus 256 and 512 where the bits are set.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn look_up_1024(
-    table: &Words<1024>,
-    index: __m512i,
-    bit_8: __mmask32,
-    bit_9: __mmask32,
-) -> __m512i {
+pub(super) fn look_up_1024(table: &Words<1024>, index: __m512i, bit_8: __mmask32, bit_9: __mmask32) -> __m512i {
     let pair = |at: usize| {
-        let (a, b) = (
-            look_up_256(table, at, index),
-            look_up_256(table, at + 256, index),
-        );
+        let (a, b) = (look_up_256(table, at, index), look_up_256(table, at + 256, index));
         _mm512_mask_blend_epi16(bit_8, a, b)
     };
     _mm512_mask_blend_epi16(bit_9, pair(0), pair(512))
@@ -147,10 +125,7 @@ pub(super) fn decode(codes: [__m512i; 4], table: &[u8; 64]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn apply_signs(q: [__m512i; 4], first: __m512i, last: __m512i) -> [__m512i; 4] {
     let twice_offset = _mm512_set1_epi8((2 * OFFSET) as i8);
-    let select = [
-        _mm512_set1_epi32(0x0804_0201),
-        _mm512_set1_epi32(0x8040_2010u32 as i32),
-    ];
+    let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
     each!(4, |j| {
         let signs = if j < 2 { first } else { last };
         let minus = _mm512_test_epi8_mask(signs, select[j % 2]);

@@ -164,8 +164,7 @@ unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Rang
     for (tile, first) in tokens.clone().step_by(TILE).enumerate() {
         let count = (tokens.end - first).min(TILE);
         // A tile that is not full repeats its last token.
-        let acts: [&[ActBlock]; TILE] =
-            std::array::from_fn(|t| job.act_row(first + t.min(count - 1)));
+        let acts: [&[ActBlock]; TILE] = std::array::from_fn(|t| job.act_row(first + t.min(count - 1)));
         for (i, b) in stretch.clone().enumerate() {
             let out = &mut tiles[tile * stretch.len() + i];
             // SAFETY: every row has block `b`; all arrays are aligned to 64.
@@ -193,10 +192,7 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlo
             store(out.q[GROUP_OF_LANE[lane]][j].as_mut_ptr().cast(), x);
         }
     }
-    for (lane, x) in vectors(std::mem::offset_of!(ActBlock, scale))
-        .into_iter()
-        .enumerate()
-    {
+    for (lane, x) in vectors(std::mem::offset_of!(ActBlock, scale)).into_iter().enumerate() {
         store(out.scale[GROUP_OF_LANE[lane] / 2].as_mut_ptr().cast(), x);
     }
     let sums = match U::SHIFT {
@@ -216,10 +212,7 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlo
         } else if U::SHIFT.is_some() {
             _mm512_add_epi32(x, sums[lane + 4])
         } else {
-            _mm512_castps_si512(_mm512_add_ps(
-                _mm512_castsi512_ps(x),
-                _mm512_castsi512_ps(sums[lane + 4]),
-            ))
+            _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(sums[lane + 4])))
         };
         store(out.sum[group].as_mut_ptr().cast(), both);
     }
@@ -270,8 +263,7 @@ unsafe fn kernel<U: Unpack, const V: usize>(
     unsafe {
         for g in 0..groups {
             let block = panel.add(g / 8 * panel_rows);
-            let tile: [*const TileBlock; V] =
-                std::array::from_fn(|v| tiles.add(v * stride + g / 8));
+            let tile: [*const TileBlock; V] = std::array::from_fn(|v| tiles.add(v * stride + g / 8));
             group::<U, V>(tile, block, g % 8, &mut total);
         }
         for (r, total) in total.iter().enumerate() {
@@ -286,10 +278,7 @@ unsafe fn kernel<U: Unpack, const V: usize>(
 ///
 /// # Safety
 /// `panel` has `ROWS` blocks, each of `tile` one; `g` is below 8.
-#[allow(
-    clippy::needless_range_loop,
-    reason = "several arrays share the indices"
-)]
+#[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn group<U: Unpack, const V: usize>(
@@ -302,8 +291,7 @@ unsafe fn group<U: Unpack, const V: usize>(
     let lane = 8 * (g / 4) + g % 4;
     // SAFETY: see above.
     unsafe {
-        let sum =
-            |v: usize, half: usize| (&raw const (*tile[v]).sum[2 * g + half]).cast::<__m512i>();
+        let sum = |v: usize, half: usize| (&raw const (*tile[v]).sum[2 * g + half]).cast::<__m512i>();
         let start = |v: usize, half: usize| match U::SHIFT {
             Some(_) => _mm512_load_si512(sum(v, half)),
             None => _mm512_setzero_si512(),
@@ -322,9 +310,7 @@ unsafe fn group<U: Unpack, const V: usize>(
                     a[v] = _mm512_load_si512((&raw const (*tile[v]).q[2 * g + half][j]).cast());
                 }
                 for (r, dots) in dots.iter_mut().enumerate() {
-                    let w = (&raw const (*panel.add(r)).q)
-                        .cast::<i32>()
-                        .add(16 * j + lane + 4 * half);
+                    let w = (&raw const (*panel.add(r)).q).cast::<i32>().add(16 * j + lane + 4 * half);
                     let w = _mm512_set1_epi32(*w);
                     for v in 0..V {
                         dots[v] = _mm512_dpbusd_epi32(dots[v], w, a[v]);
@@ -345,11 +331,7 @@ unsafe fn group<U: Unpack, const V: usize>(
                 }
             }
         }
-        for half in 0..if U::MINS {
-            1 + usize::from(U::BY_16)
-        } else {
-            0
-        } {
+        for half in 0..if U::MINS { 1 + usize::from(U::BY_16) } else { 0 } {
             for r in 0..ROWS {
                 let min = _mm512_set1_ps((*panel.add(r)).min[lane + 4 * half]);
                 for v in 0..V {

@@ -33,8 +33,7 @@ pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn window<U: Unpack, const T: usize>(job: &Job) {
     let count = job.tokens.len();
-    let acts: [*const ActBlock; T] =
-        std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
+    let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
     let blocks = superblocks(job.k);
     let whole = job.k / SUPER;
     for row in job.rows.clone() {
@@ -78,12 +77,7 @@ impl Padded {
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn accumulate<U: Unpack, const T: usize>(
-    w: Super,
-    acts: &[*const ActBlock; T],
-    b: usize,
-    sums: &mut [__m512; T],
-) {
+unsafe fn accumulate<U: Unpack, const T: usize>(w: Super, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m512; T]) {
     for (t, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the block is there, and its arrays are aligned to 64.
         unsafe {
@@ -103,11 +97,7 @@ unsafe fn accumulate<U: Unpack, const T: usize>(
             let scale = _mm512_mul_ps(w.scale, _mm512_load_ps((&raw const (*act).scale).cast()));
             *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, *sum);
             if U::MINS {
-                *sum = _mm512_fmadd_ps(
-                    w.min,
-                    _mm512_load_ps((&raw const (*act).scaled_sum).cast()),
-                    *sum,
-                );
+                *sum = _mm512_fmadd_ps(w.min, _mm512_load_ps((&raw const (*act).scaled_sum).cast()), *sum);
             }
         }
     }

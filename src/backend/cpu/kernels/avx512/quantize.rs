@@ -26,10 +26,7 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
             // The rounding of 1 / max may give 128 where the scalar version clamps.
             bytes[g] = _mm256_max_epi8(_mm256_set_m128i(b, a), _mm256_set1_epi8(-127));
         }
-        let natural: [__m512i; 4] = each!(4, |n| _mm512_inserti64x4::<1>(
-            _mm512_castsi256_si512(bytes[n]),
-            bytes[n + 4]
-        ));
+        let natural: [__m512i; 4] = each!(4, |n| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes[n]), bytes[n + 4]));
         let q = super::blocks::transpose(natural);
         let ones = _mm512_set1_epi8(1);
         let mut sums = _mm512_setzero_si512();
@@ -41,13 +38,7 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
         let high = _mm512_broadcast_f32x4(_mm_loadu_ps(scales.as_ptr().add(4)));
         let scale = _mm512_mask_mov_ps(low, 0xff00, high);
         _mm512_store_ps(out.scale.as_mut_ptr(), scale);
-        _mm512_store_si512(
-            out.neg_sum.as_mut_ptr().cast(),
-            _mm512_sub_epi32(_mm512_setzero_si512(), sums),
-        );
-        _mm512_store_ps(
-            out.scaled_sum.as_mut_ptr(),
-            _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sums)),
-        );
+        _mm512_store_si512(out.neg_sum.as_mut_ptr().cast(), _mm512_sub_epi32(_mm512_setzero_si512(), sums));
+        _mm512_store_ps(out.scaled_sum.as_mut_ptr(), _mm512_mul_ps(scale, _mm512_cvtepi32_ps(sums)));
     }
 }

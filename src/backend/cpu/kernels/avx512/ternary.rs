@@ -33,11 +33,7 @@ const fn tq1(power: bool) -> Index {
             _ => (12, j),
         };
         let power_of_3 = [1, 3, 9, 27, 81][digit];
-        index[j][i % 16] = if power {
-            power_of_3 * 0x0001_0001
-        } else {
-            dword as i32
-        };
+        index[j][i % 16] = if power { power_of_3 * 0x0001_0001 } else { dword as i32 };
         i += 1;
     }
     index

@@ -95,10 +95,7 @@ fn max_of(x: V) -> f32 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn first(n: usize) -> __m256i {
-    _mm256_cmpgt_epi32(
-        _mm256_set1_epi32(n as i32),
-        _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-    )
+    _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
 }
 
 /// The first `n` of the elements at `p`, then zeros.

@@ -182,13 +182,7 @@ unsafe fn store_half(p: *mut u16, x: V) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn store_half_part(p: *mut u16, x: V, n: usize) {
     // SAFETY: see above.
-    unsafe {
-        _mm256_mask_storeu_epi16(
-            p.cast(),
-            first(n),
-            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x),
-        )
-    };
+    unsafe { _mm256_mask_storeu_epi16(p.cast(), first(n), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x)) };
 }
 
 float_kernels!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]);

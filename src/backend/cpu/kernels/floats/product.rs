@@ -32,30 +32,11 @@ pub(super) struct Block<'a> {
 ///
 /// # Panics
 /// If shapes do not fit, or if the format is quantised.
-pub fn product_f32(
-    simd: Simd,
-    weights: Weights,
-    rows: Range<usize>,
-    x: &[f32],
-    stride: usize,
-    tokens: usize,
-    out: OutView,
-) {
+pub fn product_f32(simd: Simd, weights: Weights, rows: Range<usize>, x: &[f32], stride: usize, tokens: usize, out: OutView) {
     let k = weights.k();
-    assert!(
-        is_float(weights.format()),
-        "{} takes quantised activations",
-        weights.format()
-    );
-    assert!(
-        rows.start <= rows.end && rows.end <= weights.rows(),
-        "rows {rows:?} of {}",
-        weights.rows()
-    );
-    assert!(
-        tokens == 0 || k <= stride && (tokens - 1) * stride + k <= x.len(),
-        "activations are missing"
-    );
+    assert!(is_float(weights.format()), "{} takes quantised activations", weights.format());
+    assert!(rows.start <= rows.end && rows.end <= weights.rows(), "rows {rows:?} of {}", weights.rows());
+    assert!(tokens == 0 || k <= stride && (tokens - 1) * stride + k <= x.len(), "activations are missing");
     assert!(out.holds(tokens, rows.end), "the output is too small");
     for first_token in (0..tokens).step_by(TOKENS) {
         // With few tokens the weights come from memory, and are best read in one go.

@@ -83,8 +83,7 @@ fn sum(x: V) -> f32 {
 
 #[inline]
 fn max_of(x: V) -> f32 {
-    x.into_iter()
-        .fold(f32::NEG_INFINITY, |best, x| if x > best { x } else { best })
+    x.into_iter().fold(f32::NEG_INFINITY, |best, x| if x > best { x } else { best })
 }
 
 /// # Safety
@@ -138,13 +137,7 @@ unsafe fn load_half(p: *const u16) -> V {
 #[inline]
 unsafe fn load_half_part(p: *const u16, n: usize) -> V {
     // SAFETY: see above.
-    std::array::from_fn(|i| {
-        if i < n {
-            f16_bits_to_f32(unsafe { p.add(i).read_unaligned() })
-        } else {
-            0.0
-        }
-    })
+    std::array::from_fn(|i| if i < n { f16_bits_to_f32(unsafe { p.add(i).read_unaligned() }) } else { 0.0 })
 }
 
 /// # Safety
