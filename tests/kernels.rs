@@ -120,7 +120,14 @@ impl Case {
             for row in rows.clone() {
                 let w = &self.weights[row * self.k..][..self.k];
                 let got = f64::from(out[i * self.rows + row]);
-                let what = || format!("{} {simd} k {} tokens {} row {row} token {token}", self.format, self.k, tokens.len());
+                let what = || {
+                    format!(
+                        "{} {simd} k {} tokens {} row {row} token {token}",
+                        self.format,
+                        self.k,
+                        tokens.len()
+                    )
+                };
                 let (exact, size) = dot(w, &self.rounded[token * self.k..][..self.k]);
                 assert!(
                     (got - exact).abs() <= 1e-5 * size + 1e-30,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend};
 use strata::program::{
     Epilogue, ExpertMatrix, GateActivation, KvFormat, MatMulPart, MatrixSpec, Op, OutputKind, PartWeights, ProgramBuilder,
@@ -156,7 +156,9 @@ fn experts(s: &mut Speed) {
 #[test]
 #[ignore = "prints timings"]
 fn speed() {
-    for (max_rows, index) in [(1, 2000), (8, 2000), (CHUNK, 0), (CHUNK, 1536)] {
+    let windows = [(1, 2000), (8, 2000), (CHUNK, 0), (CHUNK, 1536)];
+    let all = windows.into_iter().flat_map(|window| [(window, Rounding::Once), (window, Rounding::Twice)]);
+    for ((max_rows, index), rounding) in all {
         let mut s = Speed { stage: StageBuilder::new("speed"), names: vec![], max_rows };
         matmuls(&mut s);
         rowwise(&mut s);
@@ -164,7 +166,7 @@ fn speed() {
         attention(&mut s);
         experts(&mut s);
         let stage = Arc::new(s.stage.finish());
-        let mut backend = CpuBackend::new(CpuOptions::new(Mode::Fast)).unwrap();
+        let mut backend = CpuBackend::new(CpuOptions { rounding, ..CpuOptions::new(Mode::Fast) }).unwrap();
         backend.open(ArenaSizes::of(&stage)).unwrap();
         let mut noise = Noise::new(1);
         for w in stage.weights.iter().filter(|w| w.format != Format::F32) {
@@ -176,7 +178,7 @@ fn speed() {
                 to.chunks_exact_mut(bytes.len()).for_each(|row| row.copy_from_slice(&bytes));
             }
         }
-        println!("{} rows at {index}; {}", max_rows, backend.facts().detail);
+        println!("{max_rows} rows at {index}, rounding {rounding:?}; {}", backend.facts().detail);
         for (i, (name, bytes, products)) in s.names.iter().enumerate() {
             let id = backend.prepare(&stage, i).unwrap();
             for (b, buffer) in stage.programs[i].buffers.iter().enumerate() {

@@ -162,7 +162,12 @@ unsafe fn unpack_block<U: Unpack>(bytes: &[u8]) -> PanelBlock {
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn accumulate<U: Unpack, const T: usize>(w: &PanelBlock, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m256; T]) {
+unsafe fn accumulate<U: Unpack, const T: usize>(
+    w: &PanelBlock,
+    acts: &[*const ActBlock; T],
+    b: usize,
+    sums: &mut [__m256; T],
+) {
     for half in 0..2 {
         for (t, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the block is there, and its arrays are aligned to 64.

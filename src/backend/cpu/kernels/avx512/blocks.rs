@@ -169,7 +169,10 @@ pub(super) unsafe fn dwords(p: *const u8, stride: usize) -> __m512i {
     let at = |i: usize| unsafe { p.add(i * stride).cast::<i32>().read_unaligned() };
     let low = _mm_set_epi32(at(3), at(2), at(1), at(0));
     let high = _mm_set_epi32(at(7), at(6), at(5), at(4));
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(low)), _mm256_broadcastsi128_si256(high))
+    _mm512_inserti64x4::<1>(
+        _mm512_castsi256_si512(_mm256_broadcastsi128_si256(low)),
+        _mm256_broadcastsi128_si256(high),
+    )
 }
 
 unpack! { Q4_0, 8 * 18, shift: Some(3), mins: false, by_16: false, |p| {

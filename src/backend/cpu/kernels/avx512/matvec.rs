@@ -78,7 +78,12 @@ impl Padded {
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn accumulate<U: Unpack, const T: usize>(w: Super, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m512; T]) {
+unsafe fn accumulate<U: Unpack, const T: usize>(
+    w: Super,
+    acts: &[*const ActBlock; T],
+    b: usize,
+    sums: &mut [__m512; T],
+) {
     for (t, sum) in sums.iter_mut().enumerate() {
         // SAFETY: the block is there, and its arrays are aligned to 64.
         unsafe {

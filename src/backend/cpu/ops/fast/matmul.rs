@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::super::exec::{Kernel, Run, Thread};
-use super::super::super::kernels::{Tokens, is_float};
+use super::super::super::kernels::{Tokens, floats, is_float};
 use super::super::super::layout::{Layout, Place};
 use super::super::super::pool::Poisoned;
 use super::super::super::vector::{self, Level};
@@ -28,7 +28,7 @@ impl MatMul {
         if parts.iter().any(|part| part.out.max_rows > x.max_rows) {
             return Err("an output has more rows than the input".into());
         }
-        let matrices = parts.iter().flat_map(|p| [Some(&p.main), p.up.as_ref().map(|(m, _)| m)]).flatten();
+        let matrices = parts.iter().flat_map(|p| [Some(&p.main), p.up.as_ref().map(|up| &up.matrix)]).flatten();
         let rounded = matrices.into_iter().any(|m| !is_float(m.format));
         Ok(MatMul { x, parts, style, rounded })
     }
@@ -36,7 +36,7 @@ impl MatMul {
 
 /// Bytes of weights behind one output.
 fn row_cost(part: &Part) -> u64 {
-    (part.main.row_bytes + part.up.as_ref().map_or(0, |(m, _)| m.row_bytes)) as u64
+    (part.main.row_bytes + part.up.as_ref().map_or(0, |up| up.matrix.row_bytes)) as u64
 }
 
 /// Results of a tile before they are finished: `gate` and, for gated products, `up`.
@@ -97,14 +97,22 @@ fn part_of(
 ) {
     let count = columns.len();
     activations.multiply(run, (&part.main, 0), columns.clone(), Tokens::Rows(0..rows), results.main, tools);
-    if let Some((up, activation)) = &part.up {
-        activations.multiply(run, (up, 0), columns.clone(), Tokens::Rows(0..rows), results.up, tools);
-        gate(level, *activation, &mut results.main[..rows * count], &results.up[..rows * count]);
+    scale_by(level, part.scale(run), &mut results.main[..rows * count]);
+    if let Some(up) = &part.up {
+        activations.multiply(run, (&up.matrix, 0), columns.clone(), Tokens::Rows(0..rows), results.up, tools);
+        scale_by(level, up.scale(run), &mut results.up[..rows * count]);
+        gate(level, up.activation, &mut results.main[..rows * count], &results.up[..rows * count]);
     }
     for (row, result) in results.main[..rows * count].chunks_exact_mut(count.max(1)).enumerate() {
         // SAFETY: these columns lie in tiles that were dealt to this thread.
         let target = unsafe { out.part(row, columns.clone()) };
         finish(part, run, columns.start, result, target, level);
+    }
+}
+
+fn scale_by(level: Level, scale: f32, x: &mut [f32]) {
+    if scale != 1.0 {
+        floats::scale(level.simd(), x, scale);
     }
 }
 
@@ -116,12 +124,8 @@ pub fn gate(level: Level, activation: GateActivation, gate: &mut [f32], up: &[f3
     }
 }
 
-/// Scale, bias and epilogue of neighbouring columns of one row, from column `first`.
+/// Bias and epilogue of neighbouring columns of one row, from column `first`.
 fn finish(part: &Part, run: &Run<'_>, first: usize, result: &mut [f32], out: &mut [f32], level: Level) {
-    if let Some(scale) = part.scale {
-        let scale = scale.get(run)[0];
-        result.iter_mut().for_each(|v| *v *= scale);
-    }
     if let Some(bias) = part.bias {
         let bias = &bias.get(run)[first..first + result.len()];
         result.iter_mut().zip(bias).for_each(|(v, b)| *v += b);

@@ -159,15 +159,22 @@ impl<'a> Activations<'a> {
         if kernels::is_float(matrix.format) {
             return self.multiply_floats(weights, &tokens, out);
         }
-        let [first, second] = self.blocks;
+        let [once, rest] = self.blocks;
         let mut scratch = Scratch::new(tools.blocks);
-        let view = OutView::new(out, len, count, count);
-        kernels::product(simd, weights, 0..count, first, tokens.clone(), view, &mut scratch);
-        if !second.is_empty() {
-            let view = OutView::new(tools.second, len, count, count);
-            kernels::product(simd, weights, 0..count, second, tokens, view, &mut scratch);
-            out[..len * count].iter_mut().zip(&*tools.second).for_each(|(out, second)| *out += second);
+        if rest.is_empty() {
+            let view = OutView::new(out, len, count, count);
+            return kernels::product(simd, weights, 0..count, once, tokens, view, &mut scratch);
         }
+        // Few enough rows at once that their weights stay in the cache for the second product.
+        let step = (CACHED_BYTES / matrix.row_bytes.max(1) / tile_rows(len) * tile_rows(len)).max(tile_rows(len));
+        for first in (0..count).step_by(step) {
+            let last = (first + step).min(count);
+            let view = OutView::new(out, len, count, count);
+            kernels::product(simd, weights, first..last, once, tokens.clone(), view, &mut scratch);
+            let view = OutView::new(tools.second, len, count, count);
+            kernels::product(simd, weights, first..last, rest, tokens.clone(), view, &mut scratch);
+        }
+        kernels::floats::add(simd, &mut out[..len * count], &tools.second[..len * count]);
     }
 
     /// Neighbouring rows of activations in one product, listed ones one by one.
@@ -216,6 +223,9 @@ impl<'s> Tools<'s> {
 fn second_floats(style: Style, max_tokens: usize) -> usize {
     if style.rounding == Rounding::Twice { result_floats(max_tokens) } else { 0 }
 }
+
+/// Weights that are read from memory once for two products.
+const CACHED_BYTES: usize = 192 << 10;
 
 /// Output rows that are multiplied in one go: the kernels of large windows pack the activations anew for each.
 const ROWS_AT_ONCE: usize = 192;
