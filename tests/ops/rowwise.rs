@@ -242,7 +242,8 @@ fn products_of_a_group_with_epilogues() {
     let (a, a_values) = bed.random_vector("a", n);
     let (dt, dt_values) = bed.random_vector("dt", n);
     let scale = bed.vector("scale", &[0.7]);
-    let gated = |i: usize, activation| PartWeights::Gated { gate: matrices[i].0, up: matrices[i + 1].0, up_scale: None, activation };
+    let gated =
+        |i: usize, activation| PartWeights::Gated { gate: matrices[i].0, up: matrices[i + 1].0, up_scale: None, activation };
     let up_scale = Some(bed.vector("up scale", &[1.5]));
     let activation = GateActivation::Silu;
     let scaled = PartWeights::Gated { gate: matrices[4].0, up: matrices[5].0, up_scale, activation };

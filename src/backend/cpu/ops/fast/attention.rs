@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::super::kernels::floats;
 use super::super::super::pool::Poisoned;
 use super::super::super::vector::{self, Level};
 use super::super::super::view::{Mat, MatMut, carve, carve_bytes};
@@ -216,7 +217,7 @@ impl Attention {
         for part in (0..count).map(partial) {
             let weight = (part[padded] - max).exp();
             total += weight * part[padded + 1];
-            vector::axpy(self.level, sums, weight, &part[..padded]);
+            floats::axpy(self.level.simd(), weight, &part[..padded], sums);
         }
         out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum / total);
     }
