@@ -6,7 +6,7 @@ use super::super::super::exec::{Kernel, Run, Thread};
 use super::super::super::kernels::{Tokens, floats, is_float};
 use super::super::super::layout::{Layout, Place};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, Level};
+use super::super::super::vector::Level;
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::matmul::{Finish, Part};
 use super::product::{Activations, Deal, FEW_ROWS, Source, Style, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
@@ -119,8 +119,8 @@ fn scale_by(level: Level, scale: f32, x: &mut [f32]) {
 /// `gate = activation(gate) * up`
 pub fn gate(level: Level, activation: GateActivation, gate: &mut [f32], up: &[f32]) {
     match activation {
-        GateActivation::Silu => vector::silu_times(level, gate, up),
-        GateActivation::GeluTanh => vector::gelu_times(level, gate, up),
+        GateActivation::Silu => floats::silu_mul(level.simd(), gate, up),
+        GateActivation::GeluTanh => floats::gelu_mul(level.simd(), gate, up),
     }
 }
 
@@ -133,11 +133,14 @@ fn finish(part: &Part, run: &Run<'_>, first: usize, result: &mut [f32], out: &mu
     match part.finish {
         Finish::Store => out.copy_from_slice(result),
         Finish::Silu { scale } => {
-            vector::silu(level, result, scale);
+            scale_by(level, scale, result);
+            floats::silu(level.simd(), result);
             out.copy_from_slice(result);
         }
         Finish::Sigmoid { scale, factor } => {
-            vector::sigmoid(level, result, scale, factor);
+            scale_by(level, scale, result);
+            floats::sigmoid(level.simd(), result);
+            scale_by(level, factor, result);
             out.copy_from_slice(result);
         }
         Finish::Accumulate => out.iter_mut().zip(result).for_each(|(out, v)| *out += *v),

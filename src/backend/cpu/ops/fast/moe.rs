@@ -1,9 +1,8 @@
 //! Experts with rounded activations. The choices of a window are grouped by expert; each expert's matrix is read once.
 
 use super::super::super::exec::{Kernel, Run, Thread};
-use super::super::super::kernels::{Tokens, is_float};
+use super::super::super::kernels::{Tokens, floats, is_float};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector;
 use super::super::super::view::{carve, carve_bytes};
 use super::super::moe::{self, Groups, expert_scale};
 use super::matmul::gate;
@@ -180,7 +179,7 @@ impl Kernel for ExpertDown {
                         let (row, j) = (*choice as usize / used, *choice as usize % used);
                         // SAFETY: these columns are this thread's.
                         let out = unsafe { out.part(row, range.clone()) };
-                        vector::axpy(self.style.level, out, weights.row(row)[j] * scale, values);
+                        floats::axpy(self.style.level.simd(), weights.row(row)[j] * scale, values, out);
                     }
                 }
             }
