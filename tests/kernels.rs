@@ -86,9 +86,7 @@ impl Case {
         let mut weights = vec![0.0; rows * k];
         format.decode_row(&bytes, &mut weights).unwrap();
         assert!(weights.iter().all(|w| w.is_finite()));
-        let mut x: Vec<f32> = (0..tokens * k)
-            .map(|_| random.unit() * random.unit())
-            .collect();
+        let mut x: Vec<f32> = (0..tokens * k).map(|_| random.unit() * random.unit()).collect();
         // A row of one sign shows what is lost when an offset is taken away again.
         x[3 * k..4 * k].iter_mut().for_each(|x| *x = x.abs());
         let mut acts = vec![bytemuck::Zeroable::zeroed(); tokens * blocks_per_row(k)];
@@ -108,11 +106,7 @@ impl Case {
                 let got = f64::from(out[i * self.rows + row]);
                 let what = || format!("{} {simd} k {} tokens {} row {row} token {token}", self.format, self.k, tokens.len());
                 let (exact, size) = dot(w, &self.rounded[token * self.k..][..self.k]);
-                assert!(
-                    (got - exact).abs() <= 1e-6 * size + 1e-30,
-                    "{}: {got}, not {exact} (of {size})",
-                    what()
-                );
+                assert!((got - exact).abs() <= 1e-6 * size + 1e-30, "{}: {got}, not {exact} (of {size})", what());
                 let x = &self.x[token * self.k..][..self.k];
                 let (real, _) = dot(w, x);
                 let norm = (dot(w, w).0 * dot(x, x).0).sqrt();

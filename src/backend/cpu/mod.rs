@@ -72,7 +72,7 @@ impl CpuOptions {
             mode,
             threads,
             simd: None,
-            rounding: Rounding::Once,
+            rounding: Rounding::Twice,
             huge_pages: true,
             pin_threads: true,
             cancel: Arc::default(),

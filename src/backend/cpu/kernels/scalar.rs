@@ -42,18 +42,12 @@ pub(super) fn product(format: Format, job: &Job) {
 /// Weights stand in the order of the activations. Sums run side by side, so that compilers make vectors of them.
 fn dot(weights: &[f32; SUPER], act: &ActBlock) -> f32 {
     let mut sums = [0.0f32; 64];
-    let vectors = weights
-        .as_chunks::<64>()
-        .0
-        .iter()
-        .zip(act.q.as_chunks::<64>().0);
+    let vectors = weights.as_chunks::<64>().0.iter().zip(act.q.as_chunks::<64>().0);
     for (weights, q) in vectors {
         for ((sum, weight), q) in sums.iter_mut().zip(weights).zip(q) {
             *sum += weight * f32::from(*q);
         }
     }
     let lanes = sums.as_chunks::<4>().0.iter().zip(&act.scale);
-    lanes
-        .map(|(sums, scale)| ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale)
-        .sum()
+    lanes.map(|(sums, scale)| ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale).sum()
 }

@@ -1,9 +1,7 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: eight weights are an entry of a codebook of three magnitudes, and eight signs.
 
 use super::blocks::{fields, half, lane, load, load_bytes};
-use super::lookup::{
-    Words, add_parity, codes8, decode, look_up_256, look_up_512, look_up_1024, sign_fields, signed,
-};
+use super::lookup::{Words, add_parity, codes8, decode, look_up_256, look_up_512, look_up_1024, sign_fields, signed};
 use super::{Super, Unpack, unpack};
 use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID};
@@ -23,10 +21,7 @@ const SIGN_FIELDS: [[u8; 64]; 4] = sign_fields(1, 2);
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: __m512i, signs: __m512i, sign_fields: &[[u8; 64]; 4]) -> [__m512i; 4] {
-    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(
-        load_bytes(&CODE_FIELDS[j]),
-        words
-    ));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
     decode(codes, signs, sign_fields, 0x03, &TABLE)
 }
 

@@ -22,10 +22,7 @@ const SIGN_FIELDS: [[u8; 64]; 4] = sign_fields(1, 3);
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn expand(words: [__m512i; 2], signs: __m512i, table: &[u8; 64]) -> [__m512i; 4] {
-    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(
-        load_bytes(&CODE_FIELDS[j % 2]),
-        words[j / 2]
-    ));
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j % 2]), words[j / 2]));
     decode(codes, signs, &SIGN_FIELDS, 0x07, table)
 }
 

@@ -110,11 +110,7 @@ pub(super) const fn signed<const N: usize>(values: [u8; N]) -> [u8; 64] {
     let mut i = 0;
     while i < 64 {
         let value = values[i % N];
-        table[i] = if (i / N).is_multiple_of(2) {
-            OFFSET + value
-        } else {
-            OFFSET - value
-        };
+        table[i] = if (i / N).is_multiple_of(2) { OFFSET + value } else { OFFSET - value };
         i += 1;
     }
     table

@@ -34,8 +34,7 @@ pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
     let count = job.tokens.len();
-    let acts: [*const ActBlock; T] =
-        std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
+    let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
     let whole = job.k / SUPER;
     let rest_bytes = job.row_bytes - whole * U::BYTES;
     for row in job.rows.clone().step_by(R) {

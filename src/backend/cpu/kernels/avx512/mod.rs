@@ -45,11 +45,7 @@ impl Super {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn zero() -> Super {
-        Super {
-            q: [_mm512_setzero_si512(); 4],
-            scale: _mm512_setzero_ps(),
-            min: _mm512_setzero_ps(),
-        }
+        Super { q: [_mm512_setzero_si512(); 4], scale: _mm512_setzero_ps(), min: _mm512_setzero_ps() }
     }
 }
 
