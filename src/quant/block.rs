@@ -100,9 +100,10 @@ pub(super) fn min_max(values: &[f32]) -> (f32, f32) {
         .fold(start, |(min, max), &value| (min.min(value), max.max(value)))
 }
 
-/// `1 / value`, or 0 for 0: a block of zeros gets the codes of zero.
+/// `1 / value`, or 0 where that is infinite: a block of zeros, or of numbers too small to count, gets the codes of zero.
 pub(super) fn inverse(value: f32) -> f32 {
-    if value == 0.0 { 0.0 } else { 1.0 / value }
+    let inverse = 1.0 / value;
+    if inverse.is_finite() { inverse } else { 0.0 }
 }
 
 /// Decodes a row of blocks.

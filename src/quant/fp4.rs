@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block::{Block, abs_max, nibble};
+use super::block::{Block, abs_max};
 use super::legacy::{nibbles, pack_nibbles};
 
 /// Twice the value of the sixteen E2M1 codes: sign bit, two exponent bits, one mantissa bit. Code 8 ("-0") is 0.
@@ -73,7 +73,7 @@ impl Block for BlockMXFP4 {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let d = e8m0_half_to_f32(self.e);
-        for (out, q) in out.iter_mut().zip(nibbles(&self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&nibbles(&self.qs)) {
             *out = d * f32::from(E2M1_DOUBLED[usize::from(q)]);
         }
     }
@@ -104,9 +104,10 @@ impl Block for BlockNVFP4 {
     fn decode(&self, out: &mut [f32]) {
         for (s, out) in out.chunks_exact_mut(16).enumerate() {
             let d = ue4m3_half_to_f32(self.d[s]);
-            let bytes = &self.qs[8 * s..8 * s + 8];
-            for (j, out) in out.iter_mut().enumerate() {
-                *out = d * f32::from(E2M1_DOUBLED[usize::from(nibble(bytes[j % 8], j / 8))]);
+            let (low, high) = out.split_at_mut(8);
+            for ((low, high), byte) in low.iter_mut().zip(high).zip(&self.qs[8 * s..]) {
+                *low = d * f32::from(E2M1_DOUBLED[usize::from(byte & 0x0f)]);
+                *high = d * f32::from(E2M1_DOUBLED[usize::from(byte >> 4)]);
             }
         }
     }

@@ -311,7 +311,7 @@ impl Block for BlockIQ4NL {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let d = self.d.to_f32();
-        for (out, q) in out.iter_mut().zip(nibbles(&self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&nibbles(&self.qs)) {
             *out = d * f32::from(IQ4_VALUES[usize::from(q)]);
         }
     }
@@ -326,7 +326,7 @@ impl Block for BlockIQ4XS {
         let (groups, _) = self.qs.as_chunks::<16>();
         for (group, (out, qs)) in out.chunks_exact_mut(32).zip(groups).enumerate() {
             let scale = d * f32::from(self.scale(group));
-            for (out, q) in out.iter_mut().zip(nibbles(qs)) {
+            for (out, &q) in out.iter_mut().zip(&nibbles(qs)) {
                 *out = scale * f32::from(IQ4_VALUES[usize::from(q)]);
             }
         }

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block::{Block, F16Le, abs_max, extreme, inverse, min_max, nibble};
+use super::block::{Block, F16Le, abs_max, extreme, inverse, min_max};
 
 const LEN: usize = 32;
 
@@ -66,7 +66,7 @@ impl Block for BlockQ4_0 {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let d = self.d.to_f32();
-        for (out, q) in out.iter_mut().zip(nibbles(&self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&nibbles(&self.qs)) {
             *out = d * f32::from(q as i8 - 8);
         }
     }
@@ -86,7 +86,7 @@ impl Block for BlockQ4_1 {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let (d, m) = (self.d.to_f32(), self.m.to_f32());
-        for (out, q) in out.iter_mut().zip(nibbles(&self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&nibbles(&self.qs)) {
             *out = d * f32::from(q) + m;
         }
     }
@@ -106,7 +106,7 @@ impl Block for BlockQ5_0 {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let d = self.d.to_f32();
-        for (out, q) in out.iter_mut().zip(five_bits(self.qh, &self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&five_bits(self.qh, &self.qs)) {
             *out = d * f32::from(q as i8 - 16);
         }
     }
@@ -127,7 +127,7 @@ impl Block for BlockQ5_1 {
     #[inline]
     fn decode(&self, out: &mut [f32]) {
         let (d, m) = (self.d.to_f32(), self.m.to_f32());
-        for (out, q) in out.iter_mut().zip(five_bits(self.qh, &self.qs)) {
+        for (out, &q) in out.iter_mut().zip(&five_bits(self.qh, &self.qs)) {
             *out = d * f32::from(q) + m;
         }
     }
@@ -157,7 +157,13 @@ impl Block for BlockQ8_0 {
 /// The 32 nibbles of a block in the order of the weights.
 #[inline]
 pub(super) fn nibbles(qs: &[u8; 16]) -> [u8; 32] {
-    std::array::from_fn(|j| nibble(qs[j % 16], j / 16))
+    let mut q = [0; 32];
+    let (low, high) = q.split_at_mut(16);
+    for ((low, high), byte) in low.iter_mut().zip(high).zip(qs) {
+        *low = byte & 0x0f;
+        *high = byte >> 4;
+    }
+    q
 }
 
 /// The inverse of [`nibbles`]; bits above the fourth are dropped.

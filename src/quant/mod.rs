@@ -16,7 +16,7 @@ mod table;
 pub mod ternary;
 
 pub use block::{Block, DOT_LANES, F16Le, MAX_BLOCK_LEN, U16Le, f16_bits_to_f32};
-pub use table::{FORMATS, Format, FormatInfo};
+pub use table::{DecodeFn, DotFn, EncodeFn, FORMATS, Format, FormatInfo};
 
 /// Why a row could not be decoded or encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -5,6 +5,13 @@ use std::fmt;
 use super::block::{self, Block};
 use super::{QuantError, float, fp4, iquants, kquants, legacy, q2_0, ternary};
 
+/// From the blocks of a row to its weights.
+pub type DecodeFn = fn(&[u8], &mut [f32]);
+/// From the weights of a row to its blocks.
+pub type EncodeFn = fn(&[f32], &mut [u8]);
+/// From the blocks of a row and an input vector to their dot product.
+pub type DotFn = fn(&[u8], &[f32]) -> f32;
+
 /// What a reader, a planner or a kernel must know of a block format.
 #[derive(Debug, Clone, Copy)]
 pub struct FormatInfo {
@@ -19,12 +26,12 @@ pub struct FormatInfo {
     pub block_bytes: usize,
     /// Blocks to weights; panics if the lengths do not belong together. Use [`Format::decode_row`] for lengths that
     /// were not checked before.
-    pub decode: fn(&[u8], &mut [f32]),
+    pub decode: DecodeFn,
     /// Weights to blocks, for the formats that can be written (see [`Block::ENCODE`]); panics as `decode`. The checked
     /// form is [`Format::encode_row`].
-    pub encode: Option<fn(&[f32], &mut [u8])>,
+    pub encode: Option<EncodeFn>,
     /// See [`Format::dot_row`].
-    pub dot: fn(&[u8], &[f32]) -> f32,
+    pub dot: DotFn,
 }
 
 macro_rules! formats {
@@ -52,7 +59,7 @@ macro_rules! formats {
             assert!(size_of::<$block>() == $block_bytes, concat!("bytes of a block of ", $name));
             assert!(align_of::<$block>() == 1, concat!("alignment of a block of ", $name));
             assert!(<$block as Block>::LEN == $block_len, concat!("weights of a block of ", $name));
-            assert!(block::MAX_BLOCK_LEN % $block_len == 0, concat!("MAX_BLOCK_LEN and ", $name));
+            assert!(block::MAX_BLOCK_LEN.is_multiple_of($block_len), concat!("MAX_BLOCK_LEN and ", $name));
         };)*
     };
 }
@@ -106,7 +113,7 @@ impl Format {
     /// Bytes of a row of `len` weights, or `None` if `len` is not a whole number of blocks (or overflows).
     pub fn row_bytes(self, len: u64) -> Option<u64> {
         let info = self.info();
-        if len % info.block_len as u64 != 0 {
+        if !len.is_multiple_of(info.block_len as u64) {
             return None;
         }
         (len / info.block_len as u64).checked_mul(info.block_bytes as u64)
