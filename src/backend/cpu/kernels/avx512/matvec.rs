@@ -6,28 +6,38 @@ use super::{Super, Unpack};
 use crate::backend::cpu::kernels::activations::ActBlock;
 use std::arch::x86_64::*;
 
+/// Activations of this size are read again for every row from the first cache.
+const CACHE_BYTES: usize = 30 * 1024;
+
 /// How far ahead of the weights in use to ask for memory.
-const PREFETCH_BYTES: usize = 1024;
+const PREFETCH_BYTES: usize = 3072;
 
 /// # Safety
 /// The machine has the features of the level; `job` is checked and has at most 8 tokens.
 pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
+    if job.tokens.is_empty() {
+        return;
+    }
+    // Two rows at a time share the loads of activations, but one row after the other is what memory gives fastest.
+    let acts_bytes = job.tokens.len() * size_of_val(job.act_row(0));
+    let pairs = acts_bytes > CACHE_BYTES;
     // SAFETY: passed on.
     unsafe {
-        match job.tokens.len() {
-            0 => {}
-            1 => window::<U, 1, 1>(job),
-            2 => window::<U, 1, 2>(job),
-            3 => window::<U, 1, 3>(job),
-            4 => window::<U, 2, 4>(job),
-            5 | 6 => window::<U, 2, 6>(job),
-            _ => window::<U, 2, 8>(job),
+        match (job.tokens.len(), pairs) {
+            (1, _) => window::<U, 1, 1>(job),
+            (2, _) => window::<U, 1, 2>(job),
+            (3, _) => window::<U, 1, 3>(job),
+            (4, false) => window::<U, 1, 4>(job),
+            (4, true) => window::<U, 2, 4>(job),
+            (5 | 6, false) => window::<U, 1, 6>(job),
+            (5 | 6, true) => window::<U, 2, 6>(job),
+            (_, false) => window::<U, 1, 8>(job),
+            (_, true) => window::<U, 2, 8>(job),
         }
     }
 }
 
-/// At most `T` tokens, `R` rows at a time: with many tokens two rows share the loads of activations, which no longer
-/// fit the first cache. Where there are fewer tokens or rows, the last is computed more than once.
+/// At most `T` tokens, `R` rows at a time. Where there are fewer tokens or rows, the last is computed more than once.
 ///
 /// # Safety
 /// As for [`matvec`].
@@ -37,6 +47,8 @@ unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
     let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
     let whole = job.k / SUPER;
     let rest_bytes = job.row_bytes - whole * U::BYTES;
+    // Rows taken together must not leave out the ones after them.
+    let ahead_bytes = PREFETCH_BYTES.max(if R > 1 { R * job.row_bytes } else { 0 });
     for row in job.rows.clone().step_by(R) {
         let rows: [usize; R] = std::array::from_fn(|r| (row + r).min(job.rows.end - 1));
         let starts: [*const u8; R] = std::array::from_fn(|r| job.weight_row(rows[r]).as_ptr());
@@ -49,7 +61,7 @@ unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
                 for r in 0..R {
                     let p = starts[r].add(b * U::BYTES);
                     for line in 0..U::BYTES.div_ceil(64) {
-                        let ahead = p.wrapping_add(PREFETCH_BYTES + 64 * line);
+                        let ahead = p.wrapping_add(ahead_bytes + 64 * line);
                         _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                     }
                     w[r] = U::unpack(p);
