@@ -25,12 +25,7 @@ type Times = RefCell<Vec<f64>>;
 
 /// The best batch, as for the roof: on a machine that does other things the median says more about those.
 fn best(times: &Times) -> f64 {
-    times
-        .borrow()
-        .iter()
-        .copied()
-        .reduce(f64::min)
-        .unwrap_or(f64::NAN)
+    times.borrow().iter().copied().reduce(f64::min).unwrap_or(f64::NAN)
 }
 
 fn timed(times: &Times, iterations: u64, mut run: impl FnMut()) -> Duration {
