@@ -1,7 +1,7 @@
 //! The scalar level: weights are decoded as their format specifies, and multiplied in f32 with the quantised
 //! activations. It defines what the other levels compute, up to the order of additions.
 
-use super::activations::ActBlock;
+use super::activations::{ActBlock, Rounding};
 use super::job::Job;
 use super::layout::{SUPER, position};
 use crate::quant::Format;
@@ -28,7 +28,7 @@ pub(super) fn product(format: Format, job: &Job) {
                 weights[position(i)] = weight;
             }
             for token in 0..job.tokens.len() {
-                let sum = dot(&weights, &job.act_row(token)[b]);
+                let sum = dot(&weights, &job.act_row(token)[b], job.acts.rounding);
                 // SAFETY: the job is checked: the view holds all tokens and rows.
                 unsafe {
                     let out = job.out.at(token, row);
@@ -40,12 +40,15 @@ pub(super) fn product(format: Format, job: &Job) {
 }
 
 /// Weights stand in the order of the activations. Sums run side by side, so that compilers make vectors of them.
-fn dot(weights: &[f32; SUPER], act: &ActBlock) -> f32 {
+fn dot(weights: &[f32; SUPER], act: &ActBlock, rounding: Rounding) -> f32 {
     let mut sums = [0.0f32; 64];
-    let vectors = weights.as_chunks::<64>().0.iter().zip(act.q.as_chunks::<64>().0);
-    for (weights, q) in vectors {
-        for ((sum, weight), q) in sums.iter_mut().zip(weights).zip(q) {
-            *sum += weight * f32::from(*q);
+    let mut steps = [0.0f32; SUPER];
+    for (at, steps) in steps.iter_mut().enumerate() {
+        *steps = act.steps(rounding, at) as f32;
+    }
+    for (weights, steps) in weights.as_chunks::<64>().0.iter().zip(steps.as_chunks::<64>().0) {
+        for ((sum, weight), step) in sums.iter_mut().zip(weights).zip(steps) {
+            *sum += weight * step;
         }
     }
     let lanes = sums.as_chunks::<4>().0.iter().zip(&act.scale);

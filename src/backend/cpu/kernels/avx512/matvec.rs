@@ -3,7 +3,7 @@
 use super::super::job::Job;
 use super::super::layout::SUPER;
 use super::{Super, Unpack};
-use crate::backend::cpu::kernels::activations::ActBlock;
+use crate::backend::cpu::kernels::activations::{ActBlock, FINE_BITS};
 use std::arch::x86_64::*;
 
 /// Activations of this size are read again for every row from the first cache.
@@ -45,6 +45,7 @@ pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
 unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
     let count = job.tokens.len();
     let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
+    let fine = job.acts.rounding.is_fine();
     let whole = job.k / SUPER;
     let rest_bytes = job.row_bytes - whole * U::BYTES;
     // Rows taken together must not leave out the ones after them.
@@ -66,7 +67,7 @@ unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
                     }
                     w[r] = U::unpack(p);
                 }
-                accumulate::<U, R, T>(&w, &acts, b, &mut sums);
+                accumulate::<U, R, T>(&w, &acts, b, fine, &mut sums);
             }
             if rest_bytes > 0 {
                 let mut w = [Super::zero(); R];
@@ -75,7 +76,7 @@ unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
                     let rest = Padded::new(std::slice::from_raw_parts(p, rest_bytes));
                     w[r] = U::unpack(rest.0.as_ptr());
                 }
-                accumulate::<U, R, T>(&w, &acts, whole, &mut sums);
+                accumulate::<U, R, T>(&w, &acts, whole, fine, &mut sums);
             }
             for (row, sums) in rows.into_iter().zip(&sums) {
                 for (t, &sum) in sums.iter().enumerate().take(count) {
@@ -107,6 +108,7 @@ unsafe fn accumulate<U: Unpack, const R: usize, const T: usize>(
     w: &[Super; R],
     acts: &[*const ActBlock; T],
     b: usize,
+    fine: bool,
     sums: &mut [[__m512; T]; R],
 ) {
     for t in 0..T {
@@ -122,11 +124,23 @@ unsafe fn accumulate<U: Unpack, const R: usize, const T: usize>(
                 None => _mm512_setzero_si512(),
             };
             let act_scale = _mm512_load_ps((&raw const (*act).scale).cast());
-            let mut dots = [start; R];
+            let mut dots = [if fine { _mm512_setzero_si512() } else { start }; R];
             for j in 0..4 {
                 let q = _mm512_load_si512(q.add(j));
                 for r in 0..R {
                     dots[r] = _mm512_dpbusd_epi32(dots[r], w[r].q[j], q);
+                }
+            }
+            if fine {
+                for dots in &mut dots {
+                    *dots = _mm512_add_epi32(_mm512_slli_epi32::<FINE_BITS>(*dots), start);
+                }
+                let q = (&raw const (*act).fine).cast::<__m512i>();
+                for j in 0..4 {
+                    let q = _mm512_load_si512(q.add(j));
+                    for r in 0..R {
+                        dots[r] = _mm512_dpbusd_epi32(dots[r], w[r].q[j], q);
+                    }
                 }
             }
             for r in 0..R {

@@ -48,9 +48,7 @@ struct Results<'s> {
 impl Kernel for MatMul {
     fn scratch_bytes(&self) -> usize {
         let few = self.x.max_rows.min(FEW_ROWS);
-        block_bytes(few, self.x.width)
-            + Tools::scratch_bytes(self.style, self.x.width, self.x.max_rows)
-            + 2 * carve_bytes::<f32>(result_floats(self.x.max_rows))
+        block_bytes(few, self.x.width) + Tools::scratch_bytes() + 2 * carve_bytes::<f32>(result_floats(self.x.max_rows))
     }
 
     fn shared_bytes(&self) -> usize {
@@ -66,7 +64,7 @@ impl Kernel for MatMul {
         let tiles = |part: &Part| part.out.width.div_ceil(tile);
         let mut deal = Deal::new(thread, self.parts.iter().map(|p| tiles(p) as u64 * row_cost(p)).sum());
         let mut scratch = std::mem::take(&mut thread.scratch);
-        let mut tools = Tools::new(self.style, self.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(self.x.max_rows);
         let mut results = Results { main: carve(&mut scratch, floats), up: carve(&mut scratch, floats) };
         let step = rows_that_fit(rows, floats);

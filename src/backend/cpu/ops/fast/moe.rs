@@ -43,7 +43,7 @@ impl Kernel for ExpertGated {
         let (max_rows, width) = (op.x.max_rows, op.x.width);
         block_bytes(max_rows.min(FEW_ROWS), width)
             + Groups::scratch_bytes(op.gate.0.experts, max_rows * op.ids.width)
-            + Tools::scratch_bytes(self.style, width, max_rows)
+            + Tools::scratch_bytes()
             + 2 * carve_bytes::<f32>(result_floats(max_rows))
             + carve_bytes::<u32>(max_rows * op.ids.width)
     }
@@ -61,7 +61,7 @@ impl Kernel for ExpertGated {
         let out = op.out.write::<f32>(thread);
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.gate.0.experts, &mut scratch);
-        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results = Results {
             main: carve(&mut scratch, floats),
@@ -135,7 +135,7 @@ impl Kernel for ExpertDown {
         let (max_rows, used) = (op.x.max_rows, op.ids.width);
         block_bytes(max_rows.min(FEW_ROWS) * used, op.down.0.cols)
             + Groups::scratch_bytes(op.down.0.experts, max_rows * used)
-            + Tools::scratch_bytes(self.style, op.down.0.cols, max_rows)
+            + Tools::scratch_bytes()
             + carve_bytes::<f32>(result_floats(max_rows))
     }
 
@@ -157,7 +157,7 @@ impl Kernel for ExpertDown {
         let member = thread.member();
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.down.0.experts, &mut scratch);
-        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results: &mut [f32] = carve(&mut scratch, floats);
         let tile = tile_rows(rows);
