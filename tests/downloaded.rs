@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use common::npz::Npz;
@@ -32,7 +33,9 @@ fn path(name: &str) -> PathBuf {
 fn open_if_there(name: &str, mode: Mode) -> Option<Downloaded> {
     let path = path(name);
     if !path.exists() {
-        println!("SKIPPED: {} is not there; tests/run fetches it", path.display());
+        // Not `eprintln!`, which the test harness keeps to itself where a test passes.
+        let line = format!("\nSKIPPED: {name} is not under target/models; tests/run fetches it\n");
+        std::io::stderr().write_all(line.as_bytes()).expect("an open stderr");
         return None;
     }
     let files = ModelFiles::open(&path).expect("the model opens");
@@ -73,11 +76,11 @@ fn log_probability(logits: &[f32], token: TokenId) -> f64 {
 }
 
 /// Both engines compute with 8-bit activations, in different ways: equal up to that noise.
-fn check_against_llama_cpp(name: &str, mode: Mode) {
+fn check_against_llama_cpp(name: &str, mode: Mode, prompts: usize) {
     let Some(mut model) = open_if_there(name, mode) else { return };
     let mut npz = Npz::open(&fixture(&format!("families/downloaded-{name}.npz")));
     let (mut sure, mut same, mut differences, mut ours_nll, mut theirs_nll, mut count) = (0, 0, 0f64, 0f64, 0f64, 0);
-    for prompt in 0..PROMPTS {
+    for prompt in 0..prompts {
         let text = String::from_utf8(npz.bytes(&format!("p{prompt}_text"))).expect("text");
         let tokens = ids(&npz.ints(&format!("p{prompt}_tokens")));
         assert_eq!(model.tokens(&text), tokens, "{name}: {text:?} is cut differently");
@@ -116,13 +119,14 @@ fn check_against_llama_cpp(name: &str, mode: Mode) {
 
 #[test]
 fn smollm_is_near_llama_cpp() {
-    check_against_llama_cpp(SMOLLM, Mode::Fast);
-    check_against_llama_cpp(SMOLLM, Mode::Reference);
+    check_against_llama_cpp(SMOLLM, Mode::Fast, PROMPTS);
+    // The scalar path takes its time.
+    check_against_llama_cpp(SMOLLM, Mode::Reference, 2);
 }
 
 #[test]
 fn gemma_is_near_llama_cpp() {
-    check_against_llama_cpp(GEMMA, Mode::Fast);
+    check_against_llama_cpp(GEMMA, Mode::Fast, PROMPTS);
 }
 
 #[test]
@@ -137,9 +141,10 @@ fn smollm_answers_a_chat() {
 }
 
 #[test]
-fn gemma_continues_a_sentence() {
+fn gemma_answers_a_question() {
     let Some(mut model) = open_if_there(GEMMA, Mode::Fast) else { return };
-    let prompt = model.tokens("The capital of France is");
+    // A model that was not trained to chat.
+    let prompt = model.tokens("Question: What is the capital of France?\nAnswer:");
     let answer = model.greedy(&prompt, 12);
     println!("{GEMMA}: {answer:?}");
     assert!(answer.contains("Paris"), "{answer:?}");

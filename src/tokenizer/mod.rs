@@ -77,7 +77,7 @@ pub enum Special {
 
 enum Model {
     Bpe(Box<ByteLevelBpe>),
-    Spm(SpmModel),
+    Spm(Box<SpmModel>),
 }
 
 /// A vocabulary with its encoder and decoder. Cheap to share behind an `Arc`; all methods take `&self`.
@@ -114,10 +114,6 @@ impl Tokenizer {
     pub fn new(spec: TokenizerSpec) -> Result<Self, TokenizerError> {
         spec.validate(MAX_TOKENS)?;
         let kind = spec.kind()?;
-        let pre = match kind {
-            spec::Kind::Bpe => Some(pretokenizer::find(spec.pre.as_deref())?),
-            spec::Kind::Spm { .. } => None,
-        };
         let eog = eog::find(&spec);
         let structural_ids: Vec<bool> = (0..spec.tokens.len()).map(|id| is_structural(&spec, &kind, id, &eog)).collect();
         let vocab = Vocab::new(&spec, &kind, &structural_ids)?;
@@ -131,12 +127,14 @@ impl Tokenizer {
         let (structural, always) = (matched(true), matched(false));
         let all = structural.iter().chain(&always).cloned().collect();
 
-        let model = match (&kind, pre) {
-            (spec::Kind::Bpe, Some(pre)) => Model::Bpe(Box::new(ByteLevelBpe::new(&spec, pre, &structural_ids)?)),
-            (spec::Kind::Spm { space_prefix }, _) => Model::Spm(SpmModel::new(&spec, *space_prefix)?),
-            (spec::Kind::Bpe, None) => return Err(TokenizerError::EmptyVocabulary),
+        let (model, default_add_bos) = match kind {
+            spec::Kind::Bpe => {
+                let pre = pretokenizer::find(spec.pre.as_deref())?;
+                let model = ByteLevelBpe::new(&spec, pre, &structural_ids)?;
+                (Model::Bpe(Box::new(model)), pre.add_bos)
+            }
+            spec::Kind::Spm { space_prefix } => (Model::Spm(Box::new(SpmModel::new(&spec, space_prefix)?)), true),
         };
-        let default_add_bos = pre.map_or(true, |pre| pre.add_bos);
         Ok(Self {
             vocab,
             model,

@@ -47,39 +47,48 @@ pub(crate) struct Found {
 /// Finds a fixed set of byte strings: leftmost first, longest among those, as the published tokenizers do.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct SpecialMatcher {
-    /// Sorted by first byte, then longest first.
+    /// Sorted by text.
     entries: Vec<(Vec<u8>, TokenId)>,
-    /// For every first byte the range of `entries`.
-    by_first: Vec<(u32, u32)>,
+    /// For every first byte the lengths that occur, longest first. Vocabularies have thousands of special tokens that
+    /// begin alike, but only a few dozen lengths.
+    lengths: Vec<Vec<usize>>,
 }
 
 impl SpecialMatcher {
+    /// The first of several tokens with the same text counts.
     pub(super) fn new(mut entries: Vec<(Vec<u8>, TokenId)>) -> Self {
         entries.retain(|(text, _)| !text.is_empty());
-        entries.sort_by(|a, b| (a.0[0], b.0.len(), &a.0, a.1).cmp(&(b.0[0], a.0.len(), &b.0, b.1)));
+        entries.sort();
         entries.dedup_by(|later, first| later.0 == first.0);
-        let mut by_first = vec![(0, 0); 256];
-        for (index, (text, _)) in entries.iter().enumerate() {
-            let range = &mut by_first[text[0] as usize];
-            if range.0 == range.1 {
-                *range = (index as u32, index as u32);
-            }
-            range.1 = index as u32 + 1;
+        let mut lengths = vec![Vec::new(); 256];
+        for (text, _) in &entries {
+            lengths[text[0] as usize].push(text.len());
         }
-        Self { entries, by_first }
+        for lengths in &mut lengths {
+            lengths.sort_unstable_by(|a, b| b.cmp(a));
+            lengths.dedup();
+        }
+        Self { entries, lengths }
     }
 
     /// The id of the token written as exactly `text`.
     pub(super) fn exact(&self, text: &str) -> Option<TokenId> {
-        self.candidates(text.bytes().next()?).iter().find(|(entry, _)| entry == text.as_bytes()).map(|(_, id)| *id)
+        self.lookup(text.as_bytes())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, TokenId)> {
-        self.entries.iter().filter_map(|(text, id)| std::str::from_utf8(text).ok().map(|text| (text, *id)))
+        self.entries.iter().filter_map(|(text, id)| Some((std::str::from_utf8(text).ok()?, *id)))
     }
 
-    fn candidates(&self, first: u8) -> &[(Vec<u8>, TokenId)] {
-        self.by_first.get(first as usize).map_or(&[], |range| &self.entries[range.0 as usize..range.1 as usize])
+    fn lookup(&self, text: &[u8]) -> Option<TokenId> {
+        let index = self.entries.binary_search_by(|(entry, _)| entry.as_slice().cmp(text)).ok()?;
+        Some(self.entries[index].1)
+    }
+
+    /// The longest token at the beginning of `bytes`.
+    fn at_start(&self, bytes: &[u8]) -> Option<(usize, TokenId)> {
+        let lengths = self.lengths.get(*bytes.first()? as usize)?;
+        lengths.iter().find_map(|length| Some((*length, self.lookup(bytes.get(..*length)?)?)))
     }
 
     pub(super) fn find_iter<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Found> + 'a {
@@ -87,9 +96,8 @@ impl SpecialMatcher {
         let mut at = 0;
         std::iter::from_fn(move || {
             while at < bytes.len() {
-                let candidates = self.candidates(bytes[at]);
-                if let Some((entry, id)) = candidates.iter().find(|(entry, _)| bytes[at..].starts_with(entry)) {
-                    let found = Found { start: at, end: at + entry.len(), id: *id };
+                if let Some((length, id)) = self.at_start(&bytes[at..]) {
+                    let found = Found { start: at, end: at + length, id };
                     at = found.end;
                     return Some(found);
                 }

@@ -15,7 +15,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{OpenModel, Stopping};
 use super::output::note;
-use super::text::{open_template, open_tokenizer};
+use super::text::{open_template, open_tokenizer, stand_in};
 use crate::engine::OpenOptions;
 
 const EXAMPLES: &str = "\
@@ -49,6 +49,10 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
     let template = open_template(&opened.files, &tokenizer)?;
+    if let Some(format) = stand_in(&template) {
+        let file = opened.files.name();
+        note(format!("note: '{file}' has no chat template, so the {format} format is used; it may not be made for conversations"));
+    }
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);
     let options = OpenOptions {
@@ -92,7 +96,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
             // A person can try again; a script should know.
             Err(error) if input.is_interactive() && !matches!(error, CliError::OutputClosed) => note(format!("error: {error}")),
             Err(error) => return Err(error),
-            Ok(()) if interrupt.is_set() && !input.is_interactive() => return Err(CliError::Interrupted),
+            Ok(()) if interrupt.is_set() && !input.is_interactive() => return Err(CliError::Interrupted { told: true }),
             Ok(()) => {}
         }
     }

@@ -13,10 +13,13 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
 use crate::cli::report::{Report, measured_bandwidth};
-use crate::cli::text::{chat_prompt, message, render};
+use crate::cli::text::{chat_prompt, message, render, stand_in};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
 use crate::state::Sequence;
-use crate::tokenizer::{ChatTemplate, ThinkSplitter, Tokenizer};
+use crate::tokenizer::{ChatTemplate, Tokenizer};
+
+const TURN_BEGIN: &str = "<|im_start|>";
+const TURN_END: &str = "<|im_end|>";
 
 pub struct Session<'a> {
     tokenizer: &'a Tokenizer,
@@ -42,11 +45,16 @@ impl<'a> Session<'a> {
         interrupt: &Interrupt,
         args: &ChatArgs,
     ) -> Result<Session<'a>, CliError> {
+        let mut stop = args.sampling.reverse_prompt.clone();
+        // Where the marks of ChatML are no tokens, the model writes them out as text.
+        if stand_in(template).is_some() && tokenizer.special_id(TURN_END).is_none() {
+            stop.extend([TURN_END.to_owned(), TURN_BEGIN.to_owned()]);
+        }
         let settings = Settings {
             sampling: args.sampling.params(),
             max_tokens: args.sampling.max_tokens(),
             ignore_eos: args.sampling.ignore_eos,
-            stop: args.sampling.reverse_prompt.clone(),
+            stop,
         };
         Ok(Session {
             tokenizer,
@@ -100,10 +108,10 @@ impl<'a> Session<'a> {
         };
         let engine = &mut self.loaded.engine;
         let sampling = self.settings.sampling.clone();
+        let mut answer = Answer::new(prompt.splitter.clone(), Show::Stream);
         let mut generation =
             Generation::new(self.tokenizer, engine.dims(), sampling, prompt.tokens, options).map_err(generate_error)?;
         generation.rewind(engine, &mut self.sequence)?;
-        let mut answer = Answer::new(ThinkSplitter::after_prompt(&prompt.text), Show::Stream);
         let finish = answer.generate(&mut generation, engine, &mut self.sequence)?;
         self.last = Some(generation.stats());
         match finish {

@@ -172,7 +172,7 @@ impl Declare<'_> {
     fn decay(&mut self, name: &str, len: u32) -> Result<WeightId, ModelError> {
         let id = self.vector(name, len)?;
         match self.tensors.read_floats(name) {
-            Ok(values) => match values.iter().find(|a| !(**a < 0.0)) {
+            Ok(values) => match values.iter().find(|a| **a >= 0.0 || a.is_nan()) {
                 Some(bad) => {
                     let problem = format!("it holds {bad}, but decays must be below 0");
                     Err(ModelError::Values { tensor: name.into(), problem })

@@ -8,7 +8,8 @@
 //! template that builds a token from pieces. [`buildable`] finds, from the text next to string quotes and expression
 //! braces, which tokens a source could build around a role name; those are recognised in the result as well. To keep
 //! users from writing them, their occurrences in all inputs are broken by a *wedge* (another private character after
-//! the first one), which is removed from the result.
+//! the first one), which is removed from the result. What remains open, for such templates and such tokens only: input
+//! that becomes a token by being joined to the template's own pieces or by a change the template makes to it.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -12,6 +12,7 @@
 //! - Some templates build a token from pieces (`'<|' + message.role + '|>'`). Tokens the source can build this way are
 //!   also recognised in the rendered text, except where one stands whole in something the user supplied.
 
+mod fallback;
 mod guard;
 mod python;
 mod values;
@@ -52,8 +53,8 @@ pub enum TemplateSource {
     File,
     /// The model file, under this name.
     Named(String),
-    /// The file has none: ChatML, which the user should be told.
-    FallbackChatMl,
+    /// The file has none; the format of that name fits its vocabulary best. The user should be told.
+    Fallback(&'static str),
 }
 
 /// A conversation to render. Messages are JSON objects as in the OpenAI chat format.
@@ -107,9 +108,6 @@ impl RenderedChat {
     }
 }
 
-const CHATML: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}\
-{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
-
 /// Fuel for a template that does nothing unusual, and what every byte of input adds. One fuel is about one instruction
 /// or 64 bytes of text made.
 const FUEL_BASE: u64 = 2_000_000;
@@ -135,7 +133,7 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// The templates of the file, or ChatML if it has none. A malformed template is found here.
+    /// The templates of the file, or one that fits its vocabulary if it has none. A malformed template is found here.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let mut entries = Vec::new();
         if let Some(text) = tokenizer.chat_template_source() {
@@ -145,7 +143,9 @@ impl ChatTemplate {
             entries.push(Entry { source: TemplateSource::Named(name.clone()), text: text.clone() });
         }
         if entries.is_empty() {
-            entries.push(Entry { source: TemplateSource::FallbackChatMl, text: CHATML.to_owned() });
+            let (name, text) = fallback::choose(tokenizer);
+            let source = TemplateSource::Fallback(name);
+            entries.push(Entry { source, text: text.to_owned() });
         }
         Self::with_entries(tokenizer, entries)
     }
