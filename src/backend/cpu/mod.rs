@@ -68,7 +68,15 @@ impl CpuOptions {
     /// All processors that this process may use.
     pub fn new(mode: Mode) -> CpuOptions {
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        CpuOptions { mode, threads, simd: None, rounding: Rounding::Once, huge_pages: true, pin_threads: true, cancel: Arc::default() }
+        CpuOptions {
+            mode,
+            threads,
+            simd: None,
+            rounding: Rounding::Once,
+            huge_pages: true,
+            pin_threads: true,
+            cancel: Arc::default(),
+        }
     }
 
     pub fn with_threads(self, threads: NonZeroUsize) -> CpuOptions {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::exec::{Kernel, Span};
 use super::layout::Layout;
 use super::ops;
+use super::ops::Style;
 use super::params::Limits;
 use super::rope::RopeTable;
-use super::ops::Style;
 use crate::backend::ArenaSizes;
 use crate::program::{Program, RunParams, Stage};
 

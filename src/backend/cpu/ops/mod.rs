@@ -42,9 +42,9 @@ pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {
         Op::IndexAppend { .. } => Box::new(index::IndexAppend::new(layout, op)?),
         Op::BlockSelect { .. } => Box::new(index::BlockSelect::new(layout, op)?),
         Op::CausalConv { .. } => Box::new(conv::CausalConv::new(layout, op)?),
-        Op::DeltaRule { .. } => {
-            reference_or(layout, delta::DeltaRule::new(layout, op)?, |style, op| Box::new(fast::delta::DeltaRule { op, level: style.level }))
-        }
+        Op::DeltaRule { .. } => reference_or(layout, delta::DeltaRule::new(layout, op)?, |style, op| {
+            Box::new(fast::delta::DeltaRule { op, level: style.level })
+        }),
         Op::Router { .. } => Box::new(moe::Router::new(layout, op)?),
         Op::ExpertGated { .. } => {
             reference_or(layout, moe::ExpertGated::new(layout, op)?, |style, op| Box::new(fast::moe::ExpertGated { op, style }))

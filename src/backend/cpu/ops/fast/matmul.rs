@@ -9,7 +9,7 @@ use super::super::super::pool::Poisoned;
 use super::super::super::vector::Level;
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::matmul::{Finish, Part};
-use super::product::{Style, Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
+use super::product::{Activations, Deal, FEW_ROWS, Source, Style, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
 use crate::program::{GateActivation, MatMulPart, View};
 
 #[derive(Debug)]

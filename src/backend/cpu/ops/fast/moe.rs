@@ -6,7 +6,7 @@ use super::super::super::pool::Poisoned;
 use super::super::super::view::{carve, carve_bytes};
 use super::super::moe::{self, Groups, expert_scale};
 use super::matmul::gate;
-use super::product::{Style, Activations, Deal, FEW_ROWS, Source, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
+use super::product::{Activations, Deal, FEW_ROWS, Source, Style, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
 use std::ops::Range;
 
 /// What unpacking a row of weights costs in a large window, in multiples of multiplying it with one token.
