@@ -177,13 +177,13 @@ impl Bed {
 /// Kinds of arithmetic and how far each may be from the reference, which comes first.
 fn kinds(tolerance: f64) -> Vec<(Mode, Rounding, Option<Simd>, f64)> {
     let fine = tolerance.min(1e-4);
-    let mut kinds = vec![(Mode::Reference, Rounding::Once, None, 0.0), (Mode::Fast, Rounding::Twice, None, fine)];
-    kinds.extend(Simd::available().iter().map(|simd| (Mode::Fast, Rounding::Once, Some(*simd), tolerance)));
+    let mut kinds = vec![(Mode::Reference, Rounding::Bits8, None, 0.0), (Mode::Fast, Rounding::Bits15, None, fine)];
+    kinds.extend(Simd::available().iter().map(|simd| (Mode::Fast, Rounding::Bits8, Some(*simd), tolerance)));
     kinds
 }
 
 pub fn open_backend(mode: Mode, threads: usize, stage: &Stage) -> CpuBackend {
-    open_backend_with(mode, Rounding::Once, None, threads, stage)
+    open_backend_with(mode, Rounding::Bits8, None, threads, stage)
 }
 
 fn open_backend_with(mode: Mode, rounding: Rounding, simd: Option<Simd>, threads: usize, stage: &Stage) -> CpuBackend {

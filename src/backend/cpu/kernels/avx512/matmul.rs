@@ -301,11 +301,12 @@ unsafe fn group<U: Unpack, const V: usize>(
     // The lane of the first 16 weights of the group; those of the others are four further.
     let lane = 8 * (g / 4) + g % 4;
     // The halves of the group that share a scale.
-    let units: &[Range<usize>] = if U::BY_16 { &[0..1, 1..2] } else { &[0..2] };
+    let halves = if U::BY_16 { 1 } else { 2 };
     // SAFETY: see above.
     unsafe {
         let sum = |v: usize, half: usize| (&raw const (*tile[v]).sum[2 * g + half]).cast::<__m512i>();
-        for (u, unit) in units.iter().enumerate() {
+        for u in 0..2 / halves {
+            let unit = u * halves..(u + 1) * halves;
             let mut start = [_mm512_setzero_si512(); V];
             if U::SHIFT.is_some() {
                 for v in 0..V {
