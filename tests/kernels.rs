@@ -3,8 +3,8 @@
 use std::ops::Range;
 use strata::backend::cpu::kernels::floats::product_f32;
 use strata::backend::cpu::kernels::{
-    ActBlock, OutView, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, dequantize_row, is_float, product,
-    quantize_rows,
+    ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, dequantize_row, is_float,
+    product, quantize_rows,
 };
 use strata::quant::{FORMATS, Format};
 
@@ -74,28 +74,33 @@ struct Case {
     bytes: Vec<u8>,
     weights: Vec<f32>,
     x: Vec<f32>,
+    rounding: Rounding,
     acts: Vec<ActBlock>,
     /// What `acts` stand for.
     rounded: Vec<f32>,
 }
 
 impl Case {
-    fn new(format: Format, rows: usize, k: usize, tokens: usize) -> Case {
+    fn new(format: Format, rows: usize, k: usize, tokens: usize, rounding: Rounding) -> Case {
         let mut random = Random(((format as u64) << 32) + (rows * 1000 + k + tokens) as u64);
         let bytes = random_weights(format, rows, k, &mut random);
         let mut weights = vec![0.0; rows * k];
         format.decode_row(&bytes, &mut weights).unwrap();
         assert!(weights.iter().all(|w| w.is_finite()));
         let mut x: Vec<f32> = (0..tokens * k).map(|_| random.unit() * random.unit()).collect();
-        // Rows of one sign show what is lost when an offset is taken away again.
-        x[..k].iter_mut().for_each(|x| *x = x.abs());
+        // A row of one sign shows what is lost when an offset is taken away again.
+        x[3 * k..4 * k].iter_mut().for_each(|x| *x = x.abs());
         let mut acts = vec![bytemuck::Zeroable::zeroed(); tokens * blocks_per_row(k)];
-        quantize_rows(Simd::detect(), &x, k, k, &mut acts);
+        quantize_rows(Simd::detect(), rounding, &x, k, k, &mut acts);
         let mut rounded = vec![0.0; tokens * k];
         for (acts, out) in acts.chunks(blocks_per_row(k)).zip(rounded.chunks_mut(k)) {
-            dequantize_row(acts, out);
+            dequantize_row(Acts { blocks: acts, rounding }, out);
         }
-        Case { format, rows, k, bytes, weights, x, acts, rounded }
+        Case { format, rows, k, bytes, weights, x, rounding, acts, rounded }
+    }
+
+    fn acts(&self) -> Acts<'_> {
+        Acts { blocks: &self.acts, rounding: self.rounding }
     }
 
     /// Compares `out` (one row of results for each of `tokens`) for the given rows of weights.
@@ -104,13 +109,22 @@ impl Case {
             for row in rows.clone() {
                 let w = &self.weights[row * self.k..][..self.k];
                 let got = f64::from(out[i * self.rows + row]);
-                let what = || format!("{} {simd} k {} tokens {} row {row} token {token}", self.format, self.k, tokens.len());
+                let what = || {
+                    format!(
+                        "{} {simd} {:?} k {} tokens {} row {row} token {token}",
+                        self.format,
+                        self.rounding,
+                        self.k,
+                        tokens.len()
+                    )
+                };
                 let (exact, size) = dot(w, &self.rounded[token * self.k..][..self.k]);
-                assert!((got - exact).abs() <= 1e-5 * size + 1e-30, "{}: {got}, not {exact} (of {size})", what());
+                assert!((got - exact).abs() <= 1e-6 * size + 1e-30, "{}: {got}, not {exact} (of {size})", what());
                 let x = &self.x[token * self.k..][..self.k];
                 let (real, _) = dot(w, x);
                 let norm = (dot(w, w).0 * dot(x, x).0).sqrt();
-                assert!((got - real).abs() <= 0.02 * norm, "{}: {got}, without rounding {real}", what());
+                let bound = if self.rounding == Rounding::Bits8 { 0.02 } else { 0.0002 };
+                assert!((got - real).abs() <= bound * norm, "{}: {got}, without rounding {real}", what());
             }
         }
     }
@@ -123,6 +137,8 @@ fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
         (sum + p, size + p.abs())
     })
 }
+
+const BOTH: [Rounding; 2] = [Rounding::Bits8, Rounding::Bits15];
 
 fn lengths(format: Format) -> &'static [usize] {
     match format.info().block_len {
@@ -140,8 +156,8 @@ fn scratch() -> Vec<ScratchBlock> {
 fn every_format_on_every_level_agrees_with_its_decode() {
     let mut scratch = scratch();
     for info in FORMATS.iter().filter(|info| !is_float(info.format)) {
-        for &k in lengths(info.format) {
-            let case = Case::new(info.format, 23, k, 70);
+        for (&k, rounding) in lengths(info.format).iter().flat_map(|k| BOTH.map(|rounding| (k, rounding))) {
+            let case = Case::new(info.format, 23, k, 70, rounding);
             let weights = Weights::new(info.format, &case.bytes, case.rows, k).unwrap();
             for &simd in Simd::available() {
                 for count in [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 33, 64] {
@@ -150,7 +166,7 @@ fn every_format_on_every_level_agrees_with_its_decode() {
                     // Two shares, as two threads would take them.
                     for rows in [0..7, 7..case.rows] {
                         let mut scratch = Scratch::new(&mut scratch);
-                        product(simd, weights, rows, &case.acts, Tokens::Rows(3..3 + count), view, &mut scratch);
+                        product(simd, weights, rows, case.acts(), Tokens::Rows(3..3 + count), view, &mut scratch);
                     }
                     let tokens: Vec<usize> = (3..3 + count).collect();
                     case.check(simd, &tokens, 0..case.rows, &out);
@@ -164,7 +180,7 @@ fn every_format_on_every_level_agrees_with_its_decode() {
 fn float_formats_on_every_level_agree_with_their_decode() {
     for info in FORMATS.iter().filter(|info| is_float(info.format)) {
         for k in [1, 16, 37, 160, 576, 1100] {
-            let case = Case::new(info.format, 23, k, 110);
+            let case = Case::new(info.format, 23, k, 110, Rounding::Bits15);
             let weights = Weights::new(info.format, &case.bytes, case.rows, k).unwrap();
             for &simd in Simd::available() {
                 for count in [1, 2, 3, 7, 8, 9, 16, 110] {
@@ -191,7 +207,7 @@ fn float_formats_on_every_level_agree_with_their_decode() {
 
 #[test]
 fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
-    let case = Case::new(Format::IQ3_XXS, 100, 512, 40);
+    let case = Case::new(Format::IQ3_XXS, 100, 512, 40, Rounding::Bits15);
     let weights = Weights::new(case.format, &case.bytes, case.rows, case.k).unwrap();
     let mut scratch = scratch();
     for &simd in Simd::available() {
@@ -199,7 +215,7 @@ fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
             let mut out = vec![f32::NAN; list.len() * case.rows];
             let view = OutView::new(&mut out, list.len(), case.rows, case.rows);
             let mut scratch = Scratch::new(&mut scratch);
-            product(simd, weights, 0..case.rows, &case.acts, Tokens::List(list), view, &mut scratch);
+            product(simd, weights, 0..case.rows, case.acts(), Tokens::List(list), view, &mut scratch);
             let tokens: Vec<usize> = list.iter().map(|&token| token as usize).collect();
             case.check(simd, &tokens, 0..case.rows, &out);
         }
@@ -210,14 +226,16 @@ fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
 #[test]
 fn large_products_are_cut_up_correctly() {
     let mut scratch = scratch();
-    for (format, rows, k, tokens) in [(Format::Q4_K, 70, 12_544, 50), (Format::Q5_1, 110, 1_376, 530)] {
-        let case = Case::new(format, rows, k, tokens);
+    for (format, rows, k, tokens, rounding) in
+        [(Format::Q4_K, 70, 12_544, 50, Rounding::Bits8), (Format::Q5_1, 110, 1_376, 530, Rounding::Bits15)]
+    {
+        let case = Case::new(format, rows, k, tokens, rounding);
         let weights = Weights::new(format, &case.bytes, rows, k).unwrap();
         for &simd in &Simd::available()[1..] {
             let mut wide = vec![f32::NAN; tokens * (rows + 9)];
             let view = OutView::new(&mut wide, tokens, rows, rows + 9);
             let mut scratch = Scratch::new(&mut scratch);
-            product(simd, weights, 0..rows, &case.acts, Tokens::Rows(0..tokens), view, &mut scratch);
+            product(simd, weights, 0..rows, case.acts(), Tokens::Rows(0..tokens), view, &mut scratch);
             let out: Vec<f32> = wide.chunks(rows + 9).flat_map(|row| row[..rows].to_vec()).collect();
             case.check(simd, &(0..tokens).collect::<Vec<_>>(), 0..rows, &out);
             let untouched = wide.chunks(rows + 9).all(|row| row[rows..].iter().all(|x| x.is_nan()));
@@ -271,8 +289,8 @@ mod guarded {
     fn no_kernel_reads_past_its_weights() {
         let mut scratch = scratch();
         for info in FORMATS {
-            for &k in &lengths(info.format)[..3] {
-                let case = Case::new(info.format, 5, k, 20);
+            for (&k, rounding) in lengths(info.format)[..3].iter().flat_map(|k| BOTH.map(|rounding| (k, rounding))) {
+                let case = Case::new(info.format, 5, k, 20, rounding);
                 let mut pages = Pages::new(case.bytes.len());
                 let bytes = pages.tail(case.bytes.len());
                 bytes.copy_from_slice(&case.bytes);
@@ -286,7 +304,7 @@ mod guarded {
                             continue;
                         }
                         let mut scratch = Scratch::new(&mut scratch);
-                        product(simd, weights, 0..case.rows, &case.acts, Tokens::Rows(0..count), view, &mut scratch);
+                        product(simd, weights, 0..case.rows, case.acts(), Tokens::Rows(0..count), view, &mut scratch);
                         case.check(simd, &(0..count).collect::<Vec<_>>(), 0..case.rows, &out);
                     }
                 }

@@ -77,7 +77,7 @@ fn chunk(text: &str) -> Result<u32, String> {
 #[derive(Debug, Clone, Args)]
 pub struct ContextArgs {
     /// Tokens that the conversation can hold, prompt and answer together; 0 is what the model was trained for
-    /// [default: 4096, more if the prompt and -n need it, never more than the model was trained for]
+    /// [default: 4096, in a chat 8192; more if the prompt and -n need it, never more than the model was trained for]
     #[arg(short, long, visible_alias = "context", value_name = "N", help_heading = "Computing")]
     pub ctx_size: Option<u32>,
 }

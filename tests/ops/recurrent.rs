@@ -194,9 +194,9 @@ impl Delta {
                     })
                     .collect();
                 let rms = (o.iter().map(|v| v * v).sum::<f64>() / dv as f64 + 1e-6).sqrt();
-                for c in 0..dv {
+                for (c, o) in o.iter().enumerate() {
                     let i = (t * heads + n) * dv + c;
-                    out[i] = o[c] / rms * f64::from(self.norm[c]) * f64::from(s.gate[i]);
+                    out[i] = o / rms * f64::from(self.norm[c]) * f64::from(s.gate[i]);
                 }
             }
         }

@@ -157,7 +157,7 @@ fn experts(s: &mut Speed) {
 #[ignore = "prints timings"]
 fn speed() {
     let windows = [(1, 2000), (8, 2000), (CHUNK, 0), (CHUNK, 1536)];
-    let all = windows.into_iter().flat_map(|window| [(window, Rounding::Once), (window, Rounding::Twice)]);
+    let all = windows.into_iter().flat_map(|window| [(window, Rounding::Bits8), (window, Rounding::Bits15)]);
     for ((max_rows, index), rounding) in all {
         let mut s = Speed { stage: StageBuilder::new("speed"), names: vec![], max_rows };
         matmuls(&mut s);

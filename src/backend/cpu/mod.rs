@@ -19,7 +19,7 @@ mod rope;
 mod vector;
 mod view;
 
-pub use self::ops::Rounding;
+pub use self::kernels::Rounding;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl CpuOptions {
             mode,
             threads,
             simd: None,
-            rounding: Rounding::Once,
+            rounding: Rounding::Bits15,
             huge_pages: true,
             pin_threads: true,
             cancel: Arc::default(),

@@ -1,6 +1,6 @@
 //! What a call of a product is, in the form that the kernels of all levels take it.
 
-use super::activations::ActBlock;
+use super::activations::{ActBlock, Acts};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -98,7 +98,7 @@ pub(super) struct Job<'a> {
     pub row_bytes: usize,
     pub rows: Range<usize>,
     pub k: usize,
-    pub acts: &'a [ActBlock],
+    pub acts: Acts<'a>,
     pub tokens: Tokens<'a>,
     pub out: OutView<'a>,
 }
@@ -108,7 +108,7 @@ impl Job<'_> {
     #[inline]
     pub fn act_row(&self, i: usize) -> &[ActBlock] {
         let len = super::layout::superblocks(self.k);
-        &self.acts[self.tokens.get(i) * len..][..len]
+        &self.acts.blocks[self.tokens.get(i) * len..][..len]
     }
 
     /// The bytes of a row of weights.

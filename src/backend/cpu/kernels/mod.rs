@@ -24,7 +24,7 @@ mod scalar;
 mod simd;
 mod table;
 
-pub use activations::{ActBlock, blocks_per_row, bytes_for, dequantize_row, quantize_row, quantize_rows};
+pub use activations::{ActBlock, Acts, Rounding, blocks_per_row, bytes_for, dequantize_row, quantize_row, quantize_rows};
 pub use job::{OutView, Tokens};
 pub use product::{Scratch, ScratchBlock, Weights, product};
 pub use simd::Simd;

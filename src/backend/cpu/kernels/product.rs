@@ -1,6 +1,6 @@
 //! The entry to the products: checks shapes, then runs the kernels of a format.
 
-use super::activations::{ActBlock, blocks_per_row};
+use super::activations::{Acts, blocks_per_row};
 use super::job::{Job, OutView, Tokens};
 use super::simd::Simd;
 use super::table;
@@ -79,14 +79,14 @@ pub fn product(
     simd: Simd,
     weights: Weights,
     rows: Range<usize>,
-    acts: &[ActBlock],
+    acts: Acts<'_>,
     tokens: Tokens,
     out: OutView,
     scratch: &mut Scratch,
 ) {
     assert!(!table::is_float(weights.format), "{} takes float activations", weights.format);
     assert!(rows.start <= rows.end && rows.end <= weights.rows, "rows {rows:?} of {}", weights.rows);
-    let act_rows = acts.len() / blocks_per_row(weights.k);
+    let act_rows = acts.blocks.len() / blocks_per_row(weights.k);
     assert!(tokens.max().is_none_or(|max| max < act_rows), "{act_rows} rows of activations for {tokens:?}");
     assert!(out.holds(tokens.len(), rows.end), "the output is too small");
     let job = Job { weights: weights.bytes, row_bytes: weights.row_bytes, rows, k: weights.k, acts, tokens, out };

@@ -1,9 +1,10 @@
 //! Causal depthwise convolution over tokens.
 
 use super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::kernels::floats;
 use super::super::layout::{Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
-use super::super::vector::{self, Level};
+use super::super::vector::Level;
 use super::super::view::{Mat, MatMut, carve, carve_bytes};
 use super::math::{add_products_of, silu};
 use super::wrong_op;
@@ -113,7 +114,7 @@ impl CausalConv {
             }
             match self.level {
                 None => out.iter_mut().for_each(|v| *v = silu(*v)),
-                Some(level) => vector::silu(level, out, 1.0),
+                Some(level) => floats::silu(level.simd(), out),
             }
         }
     }

@@ -1,10 +1,11 @@
 //! The indexer of sparse attention (2.2): its keys, and the choice of blocks.
 
 use super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::kernels::floats;
 use super::super::layout::{HeadsPlace, Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
 use super::super::rope::{angles, rotate};
-use super::super::vector::{self, Level};
+use super::super::vector::Level;
 use super::super::view::{Mat, carve, carve_bytes};
 use super::math::{dot, rms_scale};
 use super::wrong_op;
@@ -165,7 +166,7 @@ impl BlockSelect {
         let keys: &[f32] = unsafe { run.state.read(from, scores.len() * dim) };
         for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
             let heads = (0..self.query.count).map(|h| self.query.head(query, row, h));
-            let product = |q: &[f32]| self.level.map_or_else(|| dot(q, key), |level| vector::dot(level, q, key));
+            let product = |q: &[f32]| self.level.map_or_else(|| dot(q, key), |level| floats::dot(level.simd(), q, key));
             *score = heads.map(|q| product(q).max(0.0)).sum();
         }
     }

@@ -81,8 +81,8 @@ fn dot_rows_body(w: &[f32], x: &Mat<'_, f32>, out: &mut [f32]) {
         let sums = dot_group::<GROUP>(w, std::array::from_fn(|i| x.row(first + i)));
         out[first..first + GROUP].copy_from_slice(&sums);
     }
-    for row in whole..x.rows() {
-        out[row] = dot_group(w, [x.row(row)])[0];
+    for (row, out) in out.iter_mut().enumerate().take(x.rows()).skip(whole) {
+        *out = dot_group(w, [x.row(row)])[0];
     }
 }
 

@@ -18,7 +18,7 @@ use super::exec::Kernel;
 use super::layout::{Layout, check_operands};
 use crate::program::Op;
 
-pub use fast::{Rounding, Style};
+pub use fast::Style;
 
 /// Resolves the operands of an op. The reason in words if it cannot run here.
 pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {

@@ -1,4 +1,4 @@
-//! Float loops of the fast mode. Each is written once, generic over [`Lanes`], and compiled for every level of vector
+//! Float loops of the fast mode that are not in [`super::kernels::floats`]. Each is written once, generic over [`Lanes`], and compiled for every level of vector
 //! instructions. Levels may differ in the last bits (fused products), thread counts do not.
 
 mod lanes;
@@ -68,22 +68,9 @@ pub fn load_part<L: Lanes>(from: &[f32]) -> L {
     L::load(&group)
 }
 
-/// Replaces each 16 elements of `x` by an expression of them, or of them and the elements of `y` beside them. A macro because a
-/// closure would be compiled for the instructions that every processor has.
+/// Replaces each 16 elements of `x` by an expression of them and the elements of `y` beside them. A macro because a closure
+/// would be compiled for the instructions that every processor has.
 macro_rules! map {
-    ($x:ident, |$a:ident| $value:expr) => {
-        let (groups, rest) = $x.as_chunks_mut::<LANES>();
-        for group in groups {
-            let $a = L::load(group);
-            $value.store(group);
-        }
-        if !rest.is_empty() {
-            let mut group = [0.0; LANES];
-            let $a: L = load_part(rest);
-            $value.store(&mut group);
-            rest.copy_from_slice(&group[..rest.len()]);
-        }
-    };
     ($x:ident, $y:ident, |$a:ident, $b:ident| $value:expr) => {
         let len = $x.len().min($y.len());
         let (groups, rest) = $x[..len].as_chunks_mut::<LANES>();
@@ -126,36 +113,8 @@ fn logistic<L: Lanes>(x: L) -> L {
 }
 
 #[inline(always)]
-fn silu_body<L: Lanes>(x: &mut [f32], scale: f32) {
-    map!(x, |x| x.mul(L::splat(scale)).mul(logistic(x.mul(L::splat(scale)))));
-}
-
-#[inline(always)]
-fn sigmoid_body<L: Lanes>(x: &mut [f32], scale: f32, factor: f32) {
-    map!(x, |x| logistic(x.mul(L::splat(scale))).mul(L::splat(factor)));
-}
-
-#[inline(always)]
 fn times_sigmoid_body<L: Lanes>(x: &mut [f32], gate: &[f32]) {
     map!(x, gate, |x, gate| x.mul(logistic(gate)));
-}
-
-#[inline(always)]
-fn silu_times_body<L: Lanes>(gate: &mut [f32], up: &[f32]) {
-    map!(gate, up, |gate, up| gate.mul(logistic(gate)).mul(up));
-}
-
-/// `(1 + tanh(u)) / 2 = logistic(2 u)`
-#[inline(always)]
-fn gelu_times_body<L: Lanes>(gate: &mut [f32], up: &[f32]) {
-    const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
-    map!(gate, up, |x, up| x.mul(logistic(gelu_inner(x).mul(L::splat(TWICE_SQRT_2_OVER_PI)))).mul(up));
-}
-
-/// `x + 0.044715 x^3`
-#[inline(always)]
-fn gelu_inner<L: Lanes>(x: L) -> L {
-    x.mul(x).mul(x).mul_add(L::splat(0.044_715), x)
 }
 
 #[inline(always)]
@@ -213,46 +172,13 @@ pub fn dots<L: Lanes, const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
     dots
 }
 
-/// One long dot product: four sums hide the latency of the additions.
-#[inline(always)]
-fn dot_body<L: Lanes>(a: &[f32], b: &[f32]) -> f32 {
-    const LONG: usize = 4 * LANES;
-    let whole = a.len() / LONG * LONG;
-    let mut sums = [L::splat(0.0); 4];
-    for at in (0..whole).step_by(LONG) {
-        let (a, b) = (a[at..at + LONG].as_chunks::<LANES>().0, b[at..at + LONG].as_chunks::<LANES>().0);
-        for n in 0..4 {
-            sums[n] = L::load(&a[n]).mul_add(L::load(&b[n]), sums[n]);
-        }
-    }
-    let sum = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
-    sum + dots::<L, 1>(&a[whole..], [&b[whole..]])[0]
-}
-
-#[inline(always)]
-fn axpy_body<L: Lanes>(y: &mut [f32], a: f32, x: &[f32]) {
-    let a = L::splat(a);
-    map!(y, x, |y, x| a.mul_add(x, y));
-}
-
 for_each_level! {
-    /// `x = silu(x * scale)`
-    pub fn silu = silu_body(x: &mut [f32], scale: f32);
-    /// `x = factor * sigmoid(x * scale)`
-    pub fn sigmoid = sigmoid_body(x: &mut [f32], scale: f32, factor: f32);
     /// `x *= sigmoid(gate)`
     pub fn times_sigmoid = times_sigmoid_body(x: &mut [f32], gate: &[f32]);
-    /// `gate = silu(gate) * up`
-    pub fn silu_times = silu_times_body(gate: &mut [f32], up: &[f32]);
-    /// `gate = gelu(gate) * up`, the tanh form
-    pub fn gelu_times = gelu_times_body(gate: &mut [f32], up: &[f32]);
     /// Replaces `x` by `exp(x - max)` and returns the sum.
     pub fn exponentials = exponentials_body(x: &mut [f32], max: f32) -> f32;
     /// The largest element.
     pub fn max = max_body(x: &[f32]) -> f32;
-    pub fn dot = dot_body(a: &[f32], b: &[f32]) -> f32;
-    /// `y += a * x`
-    pub fn axpy = axpy_body(y: &mut [f32], a: f32, x: &[f32]);
 }
 
 #[cfg(test)]
@@ -282,39 +208,24 @@ mod tests {
     }
 
     #[test]
-    fn activations_are_close_at_all_levels() {
+    fn gates_are_close_at_all_levels() {
         let xs: Vec<f32> = (-300..=300).map(|i| i as f32 * 0.1).collect();
-        let up: Vec<f32> = xs.iter().map(|x| 1.0 + x * 0.01).collect();
-        let close = |found: f32, expected: f64| (f64::from(found) - expected).abs() <= 1e-6 * (1.0 + expected.abs());
         for level in levels() {
-            let [mut a, mut b, mut c, mut d] = [0; 4].map(|_| xs.clone());
-            silu(level, &mut a, 0.5);
-            sigmoid(level, &mut b, 0.5, 2.0);
-            silu_times(level, &mut c, &up);
-            gelu_times(level, &mut d, &up);
-            for (i, x) in xs.iter().map(|x| f64::from(*x)).enumerate() {
-                let s = |x: f64| 1.0 / (1.0 + (-x).exp());
-                let gelu = 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh());
-                assert!(close(a[i], 0.5 * x * s(0.5 * x)));
-                assert!(close(b[i], 2.0 * s(0.5 * x)));
-                assert!(close(c[i], x * s(x) * f64::from(up[i])));
-                assert!(close(d[i], gelu * f64::from(up[i])), "gelu {x}: {} {}", d[i], gelu * f64::from(up[i]));
+            let mut found = vec![3.0; xs.len()];
+            times_sigmoid(level, &mut found, &xs);
+            for (found, x) in found.iter().zip(&xs) {
+                let expected = 3.0 / (1.0 + f64::from(-x).exp());
+                assert!((f64::from(*found) - expected).abs() <= 1e-6 * expected, "3 * sigmoid({x}) = {found}");
             }
         }
     }
 
     #[test]
-    fn reductions() {
+    fn the_largest_is_found() {
         for level in levels() {
             for len in [1, 7, 16, 40, 257] {
-                let a: Vec<f32> = (0..len).map(|i| ((i * 37) % 19) as f32 - 9.0).collect();
-                let b: Vec<f32> = (0..len).map(|i| ((i * 11) % 7) as f32).collect();
-                let expected: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
-                assert_eq!(dot(level, &a, &b), expected);
+                let a: Vec<f32> = (0..len).map(|i| ((i * 37) % 19) as f32 - 19.0).collect();
                 assert_eq!(max(level, &a), a.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-                let mut y = b.clone();
-                axpy(level, &mut y, 2.0, &a);
-                assert!(y.iter().zip(a.iter().zip(&b)).all(|(y, (a, b))| *y == 2.0 * a + b));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Products: with few rows of activations weights are unpacked in registers, with many to scratch memory first.
 
-use super::super::activations::ActBlock;
+use super::super::activations::{ActBlock, FINE_BITS};
 use super::super::job::Job;
 use super::super::layout::{SUPER, superblocks};
 use super::Unpack;
@@ -47,6 +47,7 @@ pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
 /// 64, initialised, and used by no one else.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
+    let fine = job.acts.rounding.is_fine();
     let blocks = superblocks(job.k);
     let panel_rows = PANEL_BLOCKS / blocks;
     if panel_rows == 0 {
@@ -71,7 +72,7 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
                 for r in 0..count {
                     let mut sums = [_mm256_setzero_ps(); WINDOW];
                     for b in 0..blocks {
-                        accumulate::<U, WINDOW>(&*panel.add(r * blocks + b), &acts, b, &mut sums);
+                        accumulate::<U, WINDOW>(&*panel.add(r * blocks + b), &acts, b, fine, &mut sums);
                     }
                     for (t, &sum) in sums.iter().enumerate().take(tokens) {
                         *job.out.at(first + t, row + r) = horizontal_sum(sum);
@@ -94,6 +95,7 @@ fn rows_of<const T: usize>(job: &Job, first: usize) -> ([*const ActBlock; T], us
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn window<U: Unpack, const T: usize>(job: &Job, first: usize) {
     let (acts, count) = rows_of::<T>(job, first);
+    let fine = job.acts.rounding.is_fine();
     let blocks = superblocks(job.k);
     for row in job.rows.clone() {
         let bytes = job.weight_row(row);
@@ -102,7 +104,7 @@ unsafe fn window<U: Unpack, const T: usize>(job: &Job, first: usize) {
             // SAFETY: rows of activations have `blocks` blocks.
             unsafe {
                 let w = unpack_block::<U>(&bytes[b * U::BYTES..]);
-                accumulate::<U, T>(&w, &acts, b, &mut sums);
+                accumulate::<U, T>(&w, &acts, b, fine, &mut sums);
             }
         }
         for (t, &sum) in sums.iter().enumerate().take(count) {
@@ -150,7 +152,13 @@ unsafe fn unpack_block<U: Unpack>(bytes: &[u8]) -> PanelBlock {
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn accumulate<U: Unpack, const T: usize>(w: &PanelBlock, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m256; T]) {
+unsafe fn accumulate<U: Unpack, const T: usize>(
+    w: &PanelBlock,
+    acts: &[*const ActBlock; T],
+    b: usize,
+    fine: bool,
+    sums: &mut [__m256; T],
+) {
     for half in 0..2 {
         for (t, sum) in sums.iter_mut().enumerate() {
             // SAFETY: the block is there, and its arrays are aligned to 64.
@@ -165,7 +173,15 @@ unsafe fn accumulate<U: Unpack, const T: usize>(w: &PanelBlock, acts: &[*const A
                     _ => _mm256_setzero_si256(),
                 };
                 let a = (&raw const (*act).q).cast::<__m256i>().add(half);
-                let dots = _mm256_cvtepi32_ps(dots::<U>(&w.q[half], a, start));
+                let steps = if fine {
+                    let coarse = dots::<U>(&w.q[half], a, _mm256_setzero_si256());
+                    let start = _mm256_add_epi32(_mm256_slli_epi32::<{ FINE_BITS as i32 }>(coarse), start);
+                    let a = (&raw const (*act).fine).cast::<__m256i>().add(half);
+                    dots::<U>(&w.q[half], a, start)
+                } else {
+                    dots::<U>(&w.q[half], a, start)
+                };
+                let dots = _mm256_cvtepi32_ps(steps);
                 let scale = _mm256_load_ps((&raw const (*act).scale).cast::<f32>().add(part));
                 *sum = _mm256_fmadd_ps(dots, _mm256_mul_ps(w.scale[half], scale), *sum);
                 if U::MINS {

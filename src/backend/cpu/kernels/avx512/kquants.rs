@@ -1,6 +1,7 @@
 //! Q2_K to Q6_K.
 
 use super::blocks::{Index, half, lane, load};
+use super::lookup::SELECT;
 use super::{Super, Unpack, unpack};
 use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
@@ -152,7 +153,7 @@ unpack! { Q3K, 110, shift: Some(2), mins: false, by_16: true, |p| {
     let two = two_bits(p.add(32));
     let q = each!(4, |j| {
         let high = _mm512_rorv_epi32(_mm512_permutexvar_epi32(load(&SHARED_DWORD[j]), high), load(&ROTATE));
-        let mixed = _mm512_ternarylogic_epi32::<0xe4>(two[j], high, _mm512_set1_epi8(3));
+        let mixed = _mm512_ternarylogic_epi32::<SELECT>(two[j], high, _mm512_set1_epi8(3));
         _mm512_and_si512(mixed, _mm512_set1_epi8(7))
     });
     // Groups 0..8 have the low nibble of bytes 0..8, groups 8..16 the high one; two more bits are in bytes 8..12.
@@ -207,7 +208,7 @@ unpack! { Q6K, 210, shift: Some(5), mins: false, by_16: true, |p| {
         let low = _mm512_permutex2var_epi32(a, load(&Q6_LOW_DWORD[j]), b);
         let low = _mm512_mask_srli_epi32::<4>(low, LAST_TWO, low);
         let high = _mm512_rorv_epi32(_mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), high), load(&ROTATE));
-        let mixed = _mm512_ternarylogic_epi32::<0xe4>(low, high, _mm512_set1_epi8(0x0f));
+        let mixed = _mm512_ternarylogic_epi32::<SELECT>(low, high, _mm512_set1_epi8(0x0f));
         _mm512_and_si512(mixed, _mm512_set1_epi8(0x3f))
     });
     let scale = to_lanes(_mm_loadu_si128(p.add(192).cast()));

@@ -4,7 +4,7 @@
 //! panel of rows at a time. The inner kernel multiplies `ROWS` rows with one or two tiles: four weights of a row are
 //! broadcast, and all sums stay in registers over a stretch of `k`.
 
-use super::super::activations::ActBlock;
+use super::super::activations::{ActBlock, FINE_BITS};
 use super::super::job::Job;
 use super::super::layout::{GROUP_OF_LANE, SUPER, superblocks};
 use super::Unpack;
@@ -17,9 +17,9 @@ const ROWS: usize = 6;
 /// Tokens of a tile.
 const TILE: usize = 16;
 /// Tokens that are packed at a time; more are done in turns.
-const TOKENS_MAX: usize = 512;
+const TOKENS_MAX: usize = 256;
 /// Tiles times superblocks that are packed at a time.
-const TILE_BLOCKS: usize = 128;
+const TILE_BLOCKS: usize = 64;
 /// Rows times superblocks of weights that are unpacked at a time.
 const PANEL_BLOCKS: usize = 192;
 /// Rows of a panel.
@@ -31,6 +31,8 @@ const PANEL_ROWS: usize = 48;
 struct TileBlock {
     /// Four values of 16 tokens, by group of 16 and then by place in the group.
     q: [[[[i8; 4]; TILE]; 4]; 16],
+    /// The second bytes in the same order, where activations have two.
+    fine: [[[[i8; 4]; TILE]; 4]; 16],
     /// The scales of 32 values.
     scale: [[f32; TILE]; 8],
     /// What the accumulators start with (`i32`), or for formats with minimums scale times sum (`f32`), for each 16
@@ -95,6 +97,7 @@ unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &R
     // The last superblock may be partial.
     let groups = (job.k.min(stretch.end * SUPER) - stretch.start * SUPER).div_ceil(32);
     let tiles = tokens.len().div_ceil(TILE);
+    let fine = job.acts.rounding.is_fine();
     let mut row = job.rows.start;
     while row < job.rows.end {
         let rows = row..(row + panel_rows).min(job.rows.end);
@@ -109,9 +112,9 @@ unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &R
                     let a = scratch.tiles.as_ptr().add(tile * stretch.len());
                     let out = sums.add(tile * TILE);
                     if tile + 1 < tiles {
-                        kernel::<U, 2>(a, stretch.len(), panel, panel_rows, groups, out);
+                        kernel::<U, 2>(a, stretch.len(), panel, panel_rows, groups, fine, out);
                     } else {
-                        kernel::<U, 1>(a, stretch.len(), panel, panel_rows, groups, out);
+                        kernel::<U, 1>(a, stretch.len(), panel, panel_rows, groups, fine, out);
                     }
                     tile += 2;
                 }
@@ -161,6 +164,7 @@ unsafe fn unpack_panel<U: Unpack>(
 /// As for [`matmul`]; `tiles` holds all tokens and the stretch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, tiles: &mut [TileBlock]) {
+    let fine = job.acts.rounding.is_fine();
     for (tile, first) in tokens.clone().step_by(TILE).enumerate() {
         let count = (tokens.end - first).min(TILE);
         // A tile that is not full repeats its last token.
@@ -168,7 +172,7 @@ unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Rang
         for (i, b) in stretch.clone().enumerate() {
             let out = &mut tiles[tile * stretch.len() + i];
             // SAFETY: every row has block `b`; all arrays are aligned to 64.
-            unsafe { pack_block::<U>(std::array::from_fn(|t| &raw const acts[t][b]), out) };
+            unsafe { pack_block::<U>(std::array::from_fn(|t| &raw const acts[t][b]), fine, out) };
         }
     }
 }
@@ -176,7 +180,7 @@ unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Rang
 /// # Safety
 /// All blocks are readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlock) {
+unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], fine: bool, out: &mut TileBlock) {
     // SAFETY: the arrays of a block are 64-byte aligned multiples of 64 bytes.
     let vectors = |offset: usize| unsafe {
         let mut x = [_mm512_setzero_si512(); TILE];
@@ -190,6 +194,11 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlo
     for j in 0..4 {
         for (lane, x) in vectors(64 * j).into_iter().enumerate() {
             store(out.q[GROUP_OF_LANE[lane]][j].as_mut_ptr().cast(), x);
+        }
+        if fine {
+            for (lane, x) in vectors(std::mem::offset_of!(ActBlock, fine) + 64 * j).into_iter().enumerate() {
+                store(out.fine[GROUP_OF_LANE[lane]][j].as_mut_ptr().cast(), x);
+            }
         }
     }
     for (lane, x) in vectors(std::mem::offset_of!(ActBlock, scale)).into_iter().enumerate() {
@@ -256,6 +265,7 @@ unsafe fn kernel<U: Unpack, const V: usize>(
     panel: *const PanelBlock,
     panel_rows: usize,
     groups: usize,
+    fine: bool,
     sums: *mut f32,
 ) {
     let mut total = [[_mm512_setzero_ps(); V]; ROWS];
@@ -264,7 +274,7 @@ unsafe fn kernel<U: Unpack, const V: usize>(
         for g in 0..groups {
             let block = panel.add(g / 8 * panel_rows);
             let tile: [*const TileBlock; V] = std::array::from_fn(|v| tiles.add(v * stride + g / 8));
-            group::<U, V>(tile, block, g % 8, &mut total);
+            group::<U, V>(tile, block, g % 8, fine, &mut total);
         }
         for (r, total) in total.iter().enumerate() {
             for (v, &total) in total.iter().enumerate() {
@@ -285,58 +295,86 @@ unsafe fn group<U: Unpack, const V: usize>(
     tile: [*const TileBlock; V],
     panel: *const PanelBlock,
     g: usize,
+    fine: bool,
     total: &mut [[__m512; V]; ROWS],
 ) {
     // The lane of the first 16 weights of the group; those of the others are four further.
     let lane = 8 * (g / 4) + g % 4;
+    // The halves of the group that share a scale.
+    let halves = if U::BY_16 { 1 } else { 2 };
     // SAFETY: see above.
     unsafe {
         let sum = |v: usize, half: usize| (&raw const (*tile[v]).sum[2 * g + half]).cast::<__m512i>();
-        let start = |v: usize, half: usize| match U::SHIFT {
-            Some(_) => _mm512_load_si512(sum(v, half)),
-            None => _mm512_setzero_si512(),
-        };
-        let mut dots = [[_mm512_setzero_si512(); V]; ROWS];
-        for v in 0..V {
-            let start = start(v, 0);
-            for dots in &mut dots {
-                dots[v] = start;
-            }
-        }
-        for half in 0..2 {
-            for j in 0..4 {
-                let mut a = [_mm512_setzero_si512(); V];
+        for u in 0..2 / halves {
+            let unit = u * halves..(u + 1) * halves;
+            let mut start = [_mm512_setzero_si512(); V];
+            if U::SHIFT.is_some() {
                 for v in 0..V {
-                    a[v] = _mm512_load_si512((&raw const (*tile[v]).q[2 * g + half][j]).cast());
+                    start[v] = _mm512_load_si512(sum(v, u));
                 }
-                for (r, dots) in dots.iter_mut().enumerate() {
-                    let w = (&raw const (*panel.add(r)).q).cast::<i32>().add(16 * j + lane + 4 * half);
-                    let w = _mm512_set1_epi32(*w);
+            }
+            let mut dots = [if fine { [_mm512_setzero_si512(); V] } else { start }; ROWS];
+            for half in unit.clone() {
+                let q: [_; V] = std::array::from_fn(|v| (&raw const (*tile[v]).q[2 * g + half]).cast::<__m512i>());
+                multiply(q, panel, lane + 4 * half, &mut dots);
+            }
+            if fine {
+                for dots in &mut dots {
                     for v in 0..V {
-                        dots[v] = _mm512_dpbusd_epi32(dots[v], w, a[v]);
+                        dots[v] = _mm512_add_epi32(_mm512_slli_epi32::<FINE_BITS>(dots[v]), start[v]);
                     }
                 }
+                for half in unit.clone() {
+                    let q: [_; V] = std::array::from_fn(|v| (&raw const (*tile[v]).fine[2 * g + half]).cast::<__m512i>());
+                    multiply(q, panel, lane + 4 * half, &mut dots);
+                }
             }
-            if half == 0 && !U::BY_16 {
-                continue;
-            }
-            // Scales shared by 32 weights stand in both lanes.
             for r in 0..ROWS {
-                let scale = _mm512_set1_ps((*panel.add(r)).scale[lane + 4 * half]);
+                let scale = _mm512_set1_ps((*panel.add(r)).scale[lane + 4 * u]);
                 for v in 0..V {
                     let a = _mm512_load_ps((&raw const (*tile[v]).scale[g]).cast());
                     let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][v]), a);
                     total[r][v] = _mm512_fmadd_ps(scaled, scale, total[r][v]);
-                    dots[r][v] = start(v, 1);
+                }
+            }
+            if U::MINS {
+                for r in 0..ROWS {
+                    let min = _mm512_set1_ps((*panel.add(r)).min[lane + 4 * u]);
+                    for v in 0..V {
+                        let sum = _mm512_castsi512_ps(_mm512_load_si512(sum(v, u)));
+                        total[r][v] = _mm512_fmadd_ps(sum, min, total[r][v]);
+                    }
                 }
             }
         }
-        for half in 0..if U::MINS { 1 + usize::from(U::BY_16) } else { 0 } {
-            for r in 0..ROWS {
-                let min = _mm512_set1_ps((*panel.add(r)).min[lane + 4 * half]);
+    }
+}
+
+/// Adds the products of 16 values: `q` has four vectors for each tile, the weights are those of a lane of the panel.
+///
+/// # Safety
+/// `panel` has `ROWS` blocks, `q` four vectors each.
+#[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
+unsafe fn multiply<const V: usize>(
+    q: [*const __m512i; V],
+    panel: *const PanelBlock,
+    lane: usize,
+    dots: &mut [[__m512i; V]; ROWS],
+) {
+    // SAFETY: see above.
+    unsafe {
+        for j in 0..4 {
+            let mut a = [_mm512_setzero_si512(); V];
+            for v in 0..V {
+                a[v] = _mm512_load_si512(q[v].add(j));
+            }
+            for (r, dots) in dots.iter_mut().enumerate() {
+                let w = (&raw const (*panel.add(r)).q).cast::<i32>().add(16 * j + lane);
+                let w = _mm512_set1_epi32(*w);
                 for v in 0..V {
-                    let sum = _mm512_castsi512_ps(_mm512_load_si512(sum(v, half)));
-                    total[r][v] = _mm512_fmadd_ps(sum, min, total[r][v]);
+                    dots[v] = _mm512_dpbusd_epi32(dots[v], w, a[v]);
                 }
             }
         }

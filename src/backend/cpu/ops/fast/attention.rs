@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::f16;
 
 use super::super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::super::kernels::floats;
 use super::super::super::pool::Poisoned;
 use super::super::super::vector::{self, Level};
 use super::super::super::view::{Mat, MatMut, carve, carve_bytes};
@@ -160,23 +161,23 @@ impl Attention {
         let rows = operands.q.rows();
         let mut lengths = [0; FEW_ROWS];
         lengths[..rows].iter_mut().enumerate().for_each(|(row, n)| *n = self.attended(run, row));
-        let items = |row: usize| heads * chunks(lengths[row]);
-        let mine = thread.member().share((0..rows).map(items).sum());
+        let lengths = &lengths[..rows];
+        let mine = thread.member().share(lengths.iter().map(|cells| heads * chunks(*cells)).sum());
         let mut out = self.op.out.place.write::<f32>(thread);
         let mut scratch = std::mem::take(&mut thread.scratch);
         let mut worker = self.worker(&mut scratch);
         let mut before = 0;
-        for row in 0..rows {
-            let (from, to) = (mine.start.max(before), mine.end.min(before + items(row)));
-            for item in from..to {
-                let (kv_head, chunk) = ((item - before) / chunks(lengths[row]), (item - before) % chunks(lengths[row]));
+        for (row, &cells) in lengths.iter().enumerate() {
+            let items = heads * chunks(cells);
+            for item in mine.start.max(before)..mine.end.min(before + items) {
+                let (kv_head, chunk) = ((item - before) / chunks(cells), (item - before) % chunks(cells));
                 let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
-                let size = chunk_cells(lengths[row]);
-                let range = chunk * size..((chunk + 1) * size).min(lengths[row]);
+                let size = chunk_cells(cells);
+                let range = chunk * size..((chunk + 1) * size).min(cells);
                 self.gather_row::<T>(run, &mut worker, (row, kv_head), range, queries);
                 self.keep_partials(run, &worker, row, kv_head, chunk, queries);
             }
-            before += items(row);
+            before += items;
         }
         thread.team.meet(|| ())?;
         for piece in out.pieces(self.op.out.step, self.op.out.dim) {
@@ -216,7 +217,7 @@ impl Attention {
         for part in (0..count).map(partial) {
             let weight = (part[padded] - max).exp();
             total += weight * part[padded + 1];
-            vector::axpy(self.level, sums, weight, &part[..padded]);
+            floats::axpy(self.level.simd(), weight, &part[..padded], sums);
         }
         out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum / total);
     }

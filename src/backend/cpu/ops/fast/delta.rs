@@ -2,8 +2,9 @@
 //! at a time, so that the state is read from the inner cache.
 
 use super::super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::super::kernels::floats;
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, LANES, Lanes, Level, for_each_level};
+use super::super::super::vector::{LANES, Lanes, Level, for_each_level};
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::delta::{self, Inputs, normalise};
 use super::super::math::rms_scale;
@@ -117,7 +118,7 @@ impl DeltaRule {
                 let (row, at) = (first + i, i * dk..(i + 1) * dk);
                 normalise(op.q.head(&inputs.q, row, key_head), 1.0 / (dk as f32).sqrt(), &mut q[at.clone()]);
                 normalise(op.k.head(&inputs.k, row, key_head), 1.0, &mut k[at.clone()]);
-                let match_ = vector::dot(self.level, &q[at.clone()], &k[at]);
+                let match_ = floats::dot(self.level.simd(), &q[at.clone()], &k[at]);
                 *step = Step { decay: inputs.decay.row(row)[head].exp(), beta: inputs.beta.row(row)[head], match_ };
             }
             let (read, write) = (run.rows[first].state_read, run.rows[first].state_write);

@@ -6,7 +6,7 @@ use super::super::super::exec::{Kernel, Run, Thread};
 use super::super::super::kernels::{Tokens, floats, is_float};
 use super::super::super::layout::{Layout, Place};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector::{self, Level};
+use super::super::super::vector::Level;
 use super::super::super::view::{MatMut, carve, carve_bytes};
 use super::super::matmul::{Finish, Part};
 use super::product::{Activations, Deal, FEW_ROWS, Source, Style, Tools, block_bytes, result_floats, rows_that_fit, tile_rows};
@@ -48,9 +48,7 @@ struct Results<'s> {
 impl Kernel for MatMul {
     fn scratch_bytes(&self) -> usize {
         let few = self.x.max_rows.min(FEW_ROWS);
-        block_bytes(few, self.x.width)
-            + Tools::scratch_bytes(self.style, self.x.width, self.x.max_rows)
-            + 2 * carve_bytes::<f32>(result_floats(self.x.max_rows))
+        block_bytes(few, self.x.width) + Tools::scratch_bytes() + 2 * carve_bytes::<f32>(result_floats(self.x.max_rows))
     }
 
     fn shared_bytes(&self) -> usize {
@@ -66,7 +64,7 @@ impl Kernel for MatMul {
         let tiles = |part: &Part| part.out.width.div_ceil(tile);
         let mut deal = Deal::new(thread, self.parts.iter().map(|p| tiles(p) as u64 * row_cost(p)).sum());
         let mut scratch = std::mem::take(&mut thread.scratch);
-        let mut tools = Tools::new(self.style, self.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(self.x.max_rows);
         let mut results = Results { main: carve(&mut scratch, floats), up: carve(&mut scratch, floats) };
         let step = rows_that_fit(rows, floats);
@@ -119,8 +117,8 @@ fn scale_by(level: Level, scale: f32, x: &mut [f32]) {
 /// `gate = activation(gate) * up`
 pub fn gate(level: Level, activation: GateActivation, gate: &mut [f32], up: &[f32]) {
     match activation {
-        GateActivation::Silu => vector::silu_times(level, gate, up),
-        GateActivation::GeluTanh => vector::gelu_times(level, gate, up),
+        GateActivation::Silu => floats::silu_mul(level.simd(), gate, up),
+        GateActivation::GeluTanh => floats::gelu_mul(level.simd(), gate, up),
     }
 }
 
@@ -133,11 +131,14 @@ fn finish(part: &Part, run: &Run<'_>, first: usize, result: &mut [f32], out: &mu
     match part.finish {
         Finish::Store => out.copy_from_slice(result),
         Finish::Silu { scale } => {
-            vector::silu(level, result, scale);
+            scale_by(level, scale, result);
+            floats::silu(level.simd(), result);
             out.copy_from_slice(result);
         }
         Finish::Sigmoid { scale, factor } => {
-            vector::sigmoid(level, result, scale, factor);
+            scale_by(level, scale, result);
+            floats::sigmoid(level.simd(), result);
+            scale_by(level, factor, result);
             out.copy_from_slice(result);
         }
         Finish::Accumulate => out.iter_mut().zip(result).for_each(|(out, v)| *out += *v),

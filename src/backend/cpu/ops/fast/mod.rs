@@ -7,4 +7,4 @@ pub mod matmul;
 pub mod moe;
 mod product;
 
-pub use product::{Rounding, Style};
+pub use product::Style;

@@ -1,9 +1,8 @@
 //! Experts with rounded activations. The choices of a window are grouped by expert; each expert's matrix is read once.
 
 use super::super::super::exec::{Kernel, Run, Thread};
-use super::super::super::kernels::{Tokens, is_float};
+use super::super::super::kernels::{Tokens, floats, is_float};
 use super::super::super::pool::Poisoned;
-use super::super::super::vector;
 use super::super::super::view::{carve, carve_bytes};
 use super::super::moe::{self, Groups, expert_scale};
 use super::matmul::gate;
@@ -44,7 +43,7 @@ impl Kernel for ExpertGated {
         let (max_rows, width) = (op.x.max_rows, op.x.width);
         block_bytes(max_rows.min(FEW_ROWS), width)
             + Groups::scratch_bytes(op.gate.0.experts, max_rows * op.ids.width)
-            + Tools::scratch_bytes(self.style, width, max_rows)
+            + Tools::scratch_bytes()
             + 2 * carve_bytes::<f32>(result_floats(max_rows))
             + carve_bytes::<u32>(max_rows * op.ids.width)
     }
@@ -62,7 +61,7 @@ impl Kernel for ExpertGated {
         let out = op.out.write::<f32>(thread);
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.gate.0.experts, &mut scratch);
-        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results = Results {
             main: carve(&mut scratch, floats),
@@ -136,7 +135,7 @@ impl Kernel for ExpertDown {
         let (max_rows, used) = (op.x.max_rows, op.ids.width);
         block_bytes(max_rows.min(FEW_ROWS) * used, op.down.0.cols)
             + Groups::scratch_bytes(op.down.0.experts, max_rows * used)
-            + Tools::scratch_bytes(self.style, op.down.0.cols, max_rows)
+            + Tools::scratch_bytes()
             + carve_bytes::<f32>(result_floats(max_rows))
     }
 
@@ -158,7 +157,7 @@ impl Kernel for ExpertDown {
         let member = thread.member();
         let mut scratch = std::mem::take(&mut thread.scratch);
         let groups = Groups::new(&op.ids.read(run), op.down.0.experts, &mut scratch);
-        let mut tools = Tools::new(self.style, op.x.max_rows, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
         let floats = result_floats(op.x.max_rows);
         let results: &mut [f32] = carve(&mut scratch, floats);
         let tile = tile_rows(rows);
@@ -180,7 +179,7 @@ impl Kernel for ExpertDown {
                         let (row, j) = (*choice as usize / used, *choice as usize % used);
                         // SAFETY: these columns are this thread's.
                         let out = unsafe { out.part(row, range.clone()) };
-                        vector::axpy(self.style.level, out, weights.row(row)[j] * scale, values);
+                        floats::axpy(self.style.level.simd(), weights.row(row)[j] * scale, values, out);
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::super::exec::{Run, Thread};
-use super::super::super::kernels::{self, ActBlock, OutView, Scratch, ScratchBlock, Tokens, Weights};
+use super::super::super::kernels::{self, ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Tokens, Weights};
 use super::super::super::layout::Matrix;
 use super::super::super::pool::Poisoned;
 use super::super::super::vector::Level;
@@ -66,17 +66,7 @@ impl<'a> Source<'a> {
 pub struct Activations<'a> {
     style: Style,
     source: Source<'a>,
-    /// Rounded once, and what was left over.
-    blocks: [&'a [ActBlock]; 2],
-}
-
-/// How activations are rounded for quantised weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rounding {
-    /// To 8 bits.
-    Once,
-    /// To 8 bits, and what is left over to 8 bits again: about 15 bits, for twice the products.
-    Twice,
+    blocks: &'a [ActBlock],
 }
 
 /// What the fast kernels are made for.
@@ -88,55 +78,33 @@ pub struct Style {
 
 /// Bytes of rounded activations for a source.
 pub fn block_bytes(rows: usize, width: usize) -> usize {
-    2 * carve_bytes::<ActBlock>(rows * kernels::blocks_per_row(width))
-}
-
-/// Rounds a row into `first`, and what is left over into `second` if that is asked for.
-fn round_row(style: Style, x: &[f32], first: &mut [ActBlock], second: &mut [ActBlock], rest: &mut [f32]) {
-    let simd = style.level.simd();
-    kernels::quantize_row(simd, x, first);
-    if style.rounding == Rounding::Twice {
-        kernels::dequantize_row(first, rest);
-        rest.iter_mut().zip(x).for_each(|(rest, x)| *rest = x - *rest);
-        kernels::quantize_row(simd, rest, second);
-    }
+    carve_bytes::<ActBlock>(rows * kernels::blocks_per_row(width))
 }
 
 impl<'a> Activations<'a> {
     /// Rounds the activations if `rounded`: into this thread's scratch where the window is small, else together into the shared
     /// scratch, which makes all threads meet.
     pub fn new(thread: &mut Thread<'a>, style: Style, source: Source<'a>, rounded: bool) -> Result<Activations<'a>, Poisoned> {
-        let none: &[ActBlock] = &[];
-        let mut activations = Activations { style, source, blocks: [none; 2] };
         if !rounded {
-            return Ok(activations);
+            return Ok(Activations { style, source, blocks: &[] });
         }
         let (per_row, len) = (kernels::blocks_per_row(source.width()), source.len());
-        let second_len = if style.rounding == Rounding::Twice { len * per_row } else { 0 };
-        let second_of = |i: usize| (i * per_row).min(second_len)..((i + 1) * per_row).min(second_len);
-        let rest: &mut [f32] = carve(&mut thread.scratch, source.width());
+        let round =
+            |i: usize, out: &mut [ActBlock]| kernels::quantize_row(style.level.simd(), style.rounding, source.row(i), out);
         if source.x.rows() <= FEW_ROWS {
-            let first: &mut [ActBlock] = carve(&mut thread.scratch, len * per_row);
-            let second: &mut [ActBlock] = carve(&mut thread.scratch, second_len);
-            for (i, first) in first.chunks_exact_mut(per_row).enumerate() {
-                round_row(style, source.row(i), first, &mut second[second_of(i)], rest);
-            }
-            activations.blocks = [first, second];
-            return Ok(activations);
+            let blocks: &mut [ActBlock] = carve(&mut thread.scratch, len * per_row);
+            blocks.chunks_exact_mut(per_row).enumerate().for_each(|(i, out)| round(i, out));
+            return Ok(Activations { style, source, blocks });
         }
         let shared = thread.run.shared;
-        let at = |block: usize| block * size_of::<ActBlock>();
         for i in thread.member().share(len) {
-            let range = second_of(i);
-            // SAFETY: rows are dealt to the threads; the second blocks of all rows come after all first ones.
-            let (first, second): (&mut [ActBlock], &mut [ActBlock]) =
-                unsafe { (shared.write(at(i * per_row), per_row), shared.write(at(len * per_row + range.start), range.len())) };
-            round_row(style, source.row(i), first, second, rest);
+            // SAFETY: rows are dealt to the threads.
+            round(i, unsafe { shared.write(i * per_row * size_of::<ActBlock>(), per_row) });
         }
         thread.team.meet(|| ())?;
         // SAFETY: nothing writes the shared scratch again in this step.
-        activations.blocks = unsafe { [shared.read(0, len * per_row), shared.read(at(len * per_row), second_len)] };
-        Ok(activations)
+        let blocks = unsafe { shared.read(0, len * per_row) };
+        Ok(Activations { style, source, blocks })
     }
 
     /// `out[i][r] = matrix[rows.start + r] · activations[tokens[i]]`, rows of `out` adjoining.
@@ -159,22 +127,9 @@ impl<'a> Activations<'a> {
         if kernels::is_float(matrix.format) {
             return self.multiply_floats(weights, &tokens, out);
         }
-        let [once, rest] = self.blocks;
         let mut scratch = Scratch::new(tools.blocks);
-        if rest.is_empty() {
-            let view = OutView::new(out, len, count, count);
-            return kernels::product(simd, weights, 0..count, once, tokens, view, &mut scratch);
-        }
-        // Few enough rows at once that their weights stay in the cache for the second product.
-        let step = (CACHED_BYTES / matrix.row_bytes.max(1) / tile_rows(len) * tile_rows(len)).max(tile_rows(len));
-        for first in (0..count).step_by(step) {
-            let last = (first + step).min(count);
-            let view = OutView::new(out, len, count, count);
-            kernels::product(simd, weights, first..last, once, tokens.clone(), view, &mut scratch);
-            let view = OutView::new(tools.second, len, count, count);
-            kernels::product(simd, weights, first..last, rest, tokens.clone(), view, &mut scratch);
-        }
-        kernels::floats::add(simd, &mut out[..len * count], &tools.second[..len * count]);
+        let acts = Acts { blocks: self.blocks, rounding: self.style.rounding };
+        kernels::product(simd, weights, 0..count, acts, tokens, OutView::new(out, len, count, count), &mut scratch);
     }
 
     /// Neighbouring rows of activations in one product, listed ones one by one.
@@ -204,28 +159,17 @@ impl<'a> Activations<'a> {
 /// Working memory of a thread for products.
 pub struct Tools<'s> {
     blocks: &'s mut [ScratchBlock],
-    /// Results of the second rounding.
-    second: &'s mut [f32],
 }
 
 impl<'s> Tools<'s> {
-    pub fn scratch_bytes(style: Style, width: usize, max_tokens: usize) -> usize {
+    pub fn scratch_bytes() -> usize {
         carve_bytes::<ScratchBlock>(Scratch::BLOCKS)
-            + carve_bytes::<f32>(second_floats(style, max_tokens))
-            + carve_bytes::<f32>(width)
     }
 
-    pub fn new(style: Style, max_tokens: usize, scratch: &mut &'s mut [u8]) -> Tools<'s> {
-        Tools { blocks: carve(scratch, Scratch::BLOCKS), second: carve(scratch, second_floats(style, max_tokens)) }
+    pub fn new(scratch: &mut &'s mut [u8]) -> Tools<'s> {
+        Tools { blocks: carve(scratch, Scratch::BLOCKS) }
     }
 }
-
-fn second_floats(style: Style, max_tokens: usize) -> usize {
-    if style.rounding == Rounding::Twice { result_floats(max_tokens) } else { 0 }
-}
-
-/// Weights that are read from memory once for two products.
-const CACHED_BYTES: usize = 192 << 10;
 
 /// Output rows that are multiplied in one go: the kernels of large windows pack the activations anew for each.
 const ROWS_AT_ONCE: usize = 192;
