@@ -18,7 +18,8 @@ use strata::gguf::ModelFiles;
 use strata::launch::{Audience, CardLock, Launch, LaunchError, Launched, NoDrivers, open_planned};
 use strata::model::Model;
 use strata::plan::{
-    Capability, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, RefusalKind, parse_layer_split, plan,
+    BackendKind, Capability, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, RefusalKind, parse_layer_split,
+    plan,
 };
 use strata::probe::{Effort, probe};
 use strata::program::KvFormat;
@@ -298,9 +299,38 @@ fn what_does_not_fit_is_refused_before_anything_is_opened() {
     assert_eq!(refusal.kind, RefusalKind::DoesNotFit);
     assert!(refusal.short.iter().any(|pool| pool.name.starts_with("virtual:1") && pool.short > 0));
     assert!(refusal.remedies.iter().any(|r| r.change.contains("--device auto")), "{error}");
+    // Remedies are only what this version can run.
+    let mut cpu = cards(&["12 GiB"]);
+    cpu.cards[0].backend = BackendKind::Cpu;
+    let error = refused(cpu, Limits { context: Some(1 << 24), ..wishes("0-7", KvType::F16) });
+    let LaunchError::Refused(refusal) = &error else { panic!("{error}") };
+    let fits = refusal.largest_context.expect("a smaller context fits");
+    assert!(refusal.remedies.iter().any(|r| r.change == format!("--context {fits}")), "{error}");
+    assert!(refusal.remedies.iter().all(|r| !r.change.contains("q4_0")), "{error}");
     // The split misses a layer.
     let error = refused(equal_cards(2), wishes("0-3,4-6", KvType::F16));
     assert!(matches!(&error, LaunchError::Refused(r) if r.kind == RefusalKind::Invalid), "{error}");
+}
+
+/// Versions of recurrent state that the engine is asked for beside the plan make the built stage larger than estimated.
+#[test]
+fn a_stage_that_is_larger_than_estimated_is_planned_again() {
+    let path = model_path(TRAINED[0]);
+    let limits = wishes("0-7", KvType::F16);
+    let launch = |machine| {
+        let launch = launch(&path, machine, limits.clone(), Mode::Fast, 1);
+        Launch { options: OpenOptions { undo_tokens: 16, ..launch.options.clone() }, ..launch }
+    };
+    let plenty = launch(equal_cards(1));
+    let facts = PlanModel::from_header(&ModelHeader::from(&*plenty.files)).unwrap();
+    let estimate = plan(&facts, &plenty.machine, &limits).unwrap().pools[0].used;
+    let needed = open(&plenty).unwrap().plan.pools[0].used;
+    assert!(needed > estimate, "{needed} {estimate}");
+    let exact = launch(cards(&[&format!("{needed} B")]));
+    assert_eq!(open(&exact).unwrap().plan.pools[0].free, 0);
+    let tight = launch(cards(&[&format!("{} B", needed - 1)]));
+    let error = open(&tight).map(drop).unwrap_err();
+    assert!(error.is_refusal() && tight.faults.asked() == 0, "{error}");
 }
 
 /// A card that gives less than it promised, or has narrow buffers, behind the plan's back.
@@ -343,7 +373,7 @@ fn what_cannot_be_run_yet_is_refused_with_a_plain_sentence() {
     let small = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
     missing(cards(&["13 MiB"]), small, Capability::ExpertSlots);
     let mut cuda = equal_cards(1);
-    cuda.cards[0].backend = strata::plan::BackendKind::Vulkan;
+    cuda.cards[0].backend = BackendKind::Vulkan;
     let error = open(&launch(&path, cuda, whole(KvType::F16), Mode::Fast, 1)).map(drop).unwrap_err();
     assert!(matches!(&error, LaunchError::NotYet { .. } | LaunchError::NoBackend { .. } | LaunchError::Refused(_)), "{error}");
 }

@@ -21,7 +21,8 @@ use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Settings, StageArenas, Unexplained, plan, verify,
+    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
+    verify,
 };
 use crate::program::{KvFormat, Stage};
 
@@ -81,16 +82,9 @@ pub fn open_planned(launch: Launch, reader: &mut dyn CardReader, audience: &mut 
     let facts = PlanModel::from_header(&ModelHeader::from(&*files))
         .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), reader, audience);
-    let first = plan(&facts, &machine, &limits).map_err(LaunchError::Refused)?;
-    check_capabilities(&first, &machine)?;
-    let locks = locks.map_or(Ok(vec![]), |folder| lock_cards(&first, &machine, &folder, &files.name()))?;
-    let (options, stages) = build(&first, &files, &model, options)?;
-    let limits = first.fixed(&limits, Some(arenas(&first, &stages)));
-    let plan = plan(&facts, &machine, &limits).map_err(LaunchError::Refused)?;
-    let violations = verify(&plan, &facts, &machine, &limits);
-    if !violations.is_empty() {
-        return Err(LaunchError::Unsound { violations });
-    }
+    let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
+    let source = Source { facts: &facts, files: &files, model: &model };
+    let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
     audience.planned(&plan);
     let mut built = Vec::with_capacity(stages.len());
     for (planned, stage) in plan.stages.iter().zip(stages) {
@@ -102,6 +96,72 @@ pub fn open_planned(launch: Launch, reader: &mut dyn CardReader, audience: &mut 
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
     let cards = check_cards(&engine, &plan);
     Ok(Launched { engine, plan, cards })
+}
+
+/// What stages are planned for and built from.
+struct Source<'a> {
+    facts: &'a PlanModel,
+    files: &'a ModelFiles,
+    model: &'a Model,
+}
+
+/// A plan whose arenas are those of the built stages, its stages, and the locks of its cards.
+type Settled = (Plan, OpenOptions, Vec<Arc<Stage>>, Vec<CardLock>);
+
+/// Tries at a plan whose estimates of work buffers hold.
+const TRIES: usize = 4;
+
+/// Plans, builds the stages and plans again with their arenas. Where the work buffers turn out larger than estimated and no
+/// longer fit, the card is planned again with that much less room.
+fn settle(
+    source: &Source<'_>,
+    machine: &Machine,
+    limits: &Limits,
+    options: &OpenOptions,
+    lock: impl Fn(&Plan) -> Result<Vec<CardLock>, LaunchError>,
+) -> Result<Settled, LaunchError> {
+    let mut room = machine.clone();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let first = plan(source.facts, &room, limits).map_err(refused)?;
+        check_capabilities(&first, machine)?;
+        let locks = lock(&first)?;
+        let (options, stages) = build(&first, source, options)?;
+        let arenas = arenas(&first, &stages);
+        let fixed = first.fixed(limits, Some(arenas.clone()));
+        match plan(source.facts, machine, &fixed) {
+            Ok(plan) => {
+                let violations = verify(&plan, source.facts, machine, &fixed);
+                let sound = violations.is_empty();
+                return if sound { Ok((plan, options, stages, locks)) } else { Err(LaunchError::Unsound { violations }) };
+            }
+            Err(refusal) if tries == TRIES || !shrink(&mut room, &first, &arenas) => return Err(refused(refusal)),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
+fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
+    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes;
+    let mut shrunk = false;
+    for (planned, built) in plan.stages.iter().zip(arenas) {
+        let beyond = total(built).saturating_sub(total(&planned.arenas));
+        let card = &mut room.cards[planned.card.0];
+        card.free.0 = card.free.0.saturating_sub(beyond);
+        if card.shares_host_memory || card.backend == BackendKind::Cpu {
+            room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(beyond);
+        }
+        shrunk |= beyond > 0;
+    }
+    shrunk
+}
+
+/// A refusal with the remedies that this version can run.
+fn refused(mut refusal: Box<Refusal>) -> LaunchError {
+    refusal.remedies.retain(|remedy| remedy.needs.iter().all(|need| CAPABILITIES.contains(need)));
+    LaunchError::Refused(refusal)
 }
 
 /// Refuses what can be planned but not yet be executed.
@@ -124,12 +184,7 @@ fn lock_cards(plan: &Plan, machine: &Machine, folder: &std::path::Path, model: &
 }
 
 /// The stages of a plan as the model's own code lays them out, and the options they are run with.
-fn build(
-    plan: &Plan,
-    files: &ModelFiles,
-    model: &Model,
-    options: OpenOptions,
-) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
+fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
     let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
     let kv = match plan.settings.kv {
         crate::plan::KvType::F32 => KvFormat::F32,
@@ -137,12 +192,12 @@ fn build(
         _ => return Err(LaunchError::NotYet { missing: vec![Capability::QuantisedKv] }),
     };
     let decode_rows = options.decode_rows.max(decode_rows);
-    let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options };
-    let tensors = Tensors::new(files);
+    let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
+    let tensors = Tensors::new(source.files);
     // Cells come in whole blocks of the indexer; the context is what was asked for.
     let cells = u32::try_from(cells).unwrap_or(context_tokens);
     let stage = |layers| {
-        let stage = model.config.stage(&tensors, &StageOptions { cells, ..options.stage_options(layers) })?;
+        let stage = source.model.config.stage(&tensors, &StageOptions { cells, ..options.stage_options(layers) })?;
         Ok(Arc::new(stage))
     };
     let stages = plan.stages.iter().map(|s| stage(s.layers.start..s.layers.end)).collect::<Result<_, LaunchError>>()?;
