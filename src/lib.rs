@@ -1,12 +1,13 @@
 //! Strata: runs very large mixture-of-experts language models on ordinary PCs.
 //!
 //! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
-//! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
+//! `cli → launch → engine, plan, probe → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
 pub mod backend;
 pub mod cli;
 pub mod engine;
 pub mod gguf;
+pub mod launch;
 pub mod model;
 pub mod plan;
 pub mod probe;

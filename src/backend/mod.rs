@@ -1,6 +1,9 @@
 //! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
 
 pub mod cpu;
+mod virtual_card;
+
+pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
 
 use std::sync::Arc;
 
@@ -51,6 +54,8 @@ pub struct MemoryReport {
     pub arenas_bytes: u64,
     /// Scratch that the backend keeps beside the arenas, fixed by [`Backend::prepare`].
     pub scratch_bytes: u64,
+    /// Allocations after [`Backend::freeze`]. Each one is a defect.
+    pub late_allocations: u64,
 }
 
 #[derive(Debug, Error)]
@@ -100,6 +105,9 @@ pub trait Backend: Send {
 
     /// Makes program `program` of `stage` ready to run. The stage has been checked.
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError>;
+
+    /// Everything is loaded and prepared. From here on an allocation is a defect, and counted.
+    fn freeze(&mut self);
 
     /// Starts a run. Inputs were uploaded to their buffers before.
     fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError>;

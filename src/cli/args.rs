@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::program::KvFormat;
+use crate::plan::KvType;
 use crate::sample::SamplingParams;
+
+use super::wishes::WishArgs;
 
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
@@ -19,13 +21,21 @@ pub struct ModelArgs {
 pub enum CacheType {
     F32,
     F16,
+    #[value(alias = "q8_0")]
+    Int8,
+    K8v4,
+    #[value(name = "q4_0")]
+    Q4_0,
 }
 
 impl CacheType {
-    pub fn format(self) -> KvFormat {
+    pub fn planned(self) -> KvType {
         match self {
-            CacheType::F32 => KvFormat::F32,
-            CacheType::F16 => KvFormat::F16,
+            CacheType::F32 => KvType::F32,
+            CacheType::F16 => KvType::F16,
+            CacheType::Int8 => KvType::Int8,
+            CacheType::K8v4 => KvType::K8v4,
+            CacheType::Q4_0 => KvType::Q4_0,
         }
     }
 }
@@ -37,7 +47,7 @@ pub struct ComputeArgs {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Computing")]
     pub threads: Option<u32>,
     /// Tokens of a prompt that are read at once (-ub is understood too)
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Computing")]
+    #[arg(long, visible_alias = "prefill", value_name = "N", default_value = "512", value_parser = chunk, help_heading = "Computing")]
     pub ubatch_size: u32,
     /// Type of cached keys and values (-ctk is understood too)
     #[arg(long, alias = "cache-type-k", value_name = "TYPE", value_enum, default_value_t = CacheType::F16, help_heading = "Computing")]
@@ -45,6 +55,22 @@ pub struct ComputeArgs {
     /// Compute slowly and exactly: scalar code, 32-bit activations. What all else is tested against
     #[arg(long, help_heading = "Computing")]
     pub reference: bool,
+    /// Do not show the memory plan
+    #[arg(short, long, help_heading = "Memory plan")]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub wishes: WishArgs,
+}
+
+/// What the CPU reads at once where the plan may choose: more gains nothing there.
+const CPU_CHUNK: u32 = 512;
+
+fn chunk(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        _ if text == "auto" => Ok(CPU_CHUNK),
+        Ok(n) if (1..=65536).contains(&n) => Ok(n),
+        _ => Err("a number from 1 to 65536 is needed, or 'auto'".into()),
+    }
 }
 
 /// How much a sequence can hold.
@@ -52,7 +78,7 @@ pub struct ComputeArgs {
 pub struct ContextArgs {
     /// Tokens that the conversation can hold, prompt and answer together; 0 is what the model was trained for
     /// [default: 4096, in a chat 8192; more if the prompt and -n need it, never more than the model was trained for]
-    #[arg(short, long, value_name = "N", help_heading = "Computing")]
+    #[arg(short, long, visible_alias = "context", value_name = "N", help_heading = "Computing")]
     pub ctx_size: Option<u32>,
 }
 

@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use crate::engine::EngineError;
 use crate::gguf::GgufError;
+use crate::launch::LaunchError;
 use crate::model::ModelError;
 
 /// Exit codes, as `strata --help` lists them.
@@ -29,12 +30,14 @@ pub enum CliError {
     File { file: String, problem: String },
     #[error(transparent)]
     Engine(EngineError),
+    #[error(transparent)]
+    Launch(LaunchError),
     /// The arguments contradict each other or the model. A user who reads `--help` can mend them.
     #[error("{0}")]
     Usage(String),
-    /// The model does not fit this machine; nothing was loaded.
-    #[error("{0}")]
-    Refused(String),
+    /// The model does not fit the machine; the reasons are on standard output.
+    #[error("it does not fit")]
+    RefusedAndTold,
     #[error("{0}")]
     Failed(String),
     #[error("cannot {action} '{path}': {source}")]
@@ -61,12 +64,14 @@ impl CliError {
         match self {
             CliError::OutputClosed => exit::OK,
             CliError::Usage(_) => exit::USAGE,
-            CliError::Refused(_) => exit::REFUSED,
+            CliError::RefusedAndTold => exit::REFUSED,
+            CliError::Launch(error) if error.is_refusal() => exit::REFUSED,
             CliError::Interrupted { .. } => exit::INTERRUPTED,
             CliError::Gguf(_)
             | CliError::Model { .. }
             | CliError::File { .. }
             | CliError::Engine(_)
+            | CliError::Launch(_)
             | CliError::Failed(_)
             | CliError::Io { .. } => exit::ERROR,
         }
@@ -74,7 +79,7 @@ impl CliError {
 
     /// Whether a line on standard error is due.
     pub fn is_silent(&self) -> bool {
-        matches!(self, CliError::OutputClosed | CliError::Interrupted { told: true })
+        matches!(self, CliError::OutputClosed | CliError::RefusedAndTold | CliError::Interrupted { told: true })
     }
 }
 

@@ -5,18 +5,22 @@ mod args;
 mod bench;
 mod chat;
 mod completions;
+mod devices;
 mod error;
 mod inspect;
 mod interrupt;
 mod logits;
+mod model_sheet;
 mod npy;
 mod open;
 mod output;
+mod plan;
 mod report;
 mod run;
 mod text;
 mod tokenize;
 mod tokens;
+mod wishes;
 
 use std::process::ExitCode;
 
@@ -29,6 +33,7 @@ Examples:
   strata run \"What is the capital of France?\"        a question to the small built-in model
   strata run -m model.gguf \"Tell me a story\" -n 200   to your own model
   strata chat -m model.gguf                           a conversation
+  strata plan -m model.gguf                           what would lie where, and what would not fit
   strata inspect model.gguf                           what is in a file
   strata bench -m model.gguf                          how fast it runs here
 
@@ -46,17 +51,23 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Answer one prompt
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Talk with a model
-    Chat(chat::ChatArgs),
+    Chat(Box<chat::ChatArgs>),
+    /// Show where everything would lie, and how fast it would be, before anything is loaded
+    Plan(Box<plan::PlanArgs>),
+    /// Show what this PC has
+    Devices(devices::DevicesArgs),
+    /// Write a model's metadata and tensor table, without data, for planning
+    ModelSheet(model_sheet::ModelSheetArgs),
     /// Show what is in a model file
     Inspect(inspect::InspectArgs),
     /// Measure speed
-    Bench(bench::BenchArgs),
+    Bench(Box<bench::BenchArgs>),
     /// Show the tokens of a text, or the text of tokens
     Tokenize(tokenize::TokenizeArgs),
     /// Write the scores of every token at every position to a file, for comparing engines
-    Logits(logits::LogitsArgs),
+    Logits(Box<logits::LogitsArgs>),
     /// Write a script that completes our commands in a shell
     Completions(completions::CompletionsArgs),
 }
@@ -66,6 +77,9 @@ impl Verb {
         match self {
             Verb::Run(args) => run::run(args),
             Verb::Chat(args) => chat::chat(args),
+            Verb::Plan(args) => plan::plan(args),
+            Verb::Devices(args) => devices::devices(args),
+            Verb::ModelSheet(args) => model_sheet::model_sheet(args),
             Verb::Inspect(args) => inspect::inspect(args),
             Verb::Bench(args) => bench::bench(args),
             Verb::Tokenize(args) => tokenize::tokenize(args),

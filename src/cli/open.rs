@@ -1,4 +1,4 @@
-//! Opens a model for a verb: files, checks, device, memory, weights, with a progress bar.
+//! Opens a model for a verb: files, plan, devices, memory, weights, with a progress bar.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,11 +10,13 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
-use crate::backend::ArenaSizes;
-use crate::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use crate::engine::{Engine, LoadProgress, OpenOptions, available_memory_bytes, physical_cores};
+use crate::backend::cpu::{CpuOptions, Mode};
+use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
 use crate::gguf::ModelFiles;
-use crate::model::{Model, Tensors};
+use crate::launch::{Audience, Launch, LaunchError, Launched, NoDrivers, default_lock_folder, open_planned, within_this_pc};
+use crate::model::Model;
+use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::probe::{Effort, probe};
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -68,7 +70,7 @@ impl OpenModel {
         }
     }
 
-    /// Takes memory and loads the weights.
+    /// Plans, takes memory and loads the weights.
     pub fn load(
         &self,
         compute: &ComputeArgs,
@@ -76,55 +78,100 @@ impl OpenModel {
         interrupt: &Interrupt,
         stopping: Stopping,
     ) -> Result<Loaded, CliError> {
-        let options = OpenOptions { kv: compute.kv.format(), cancel: interrupt.flag(), ..options };
-        self.check_memory(&options)?;
         let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
         let mut cpu = CpuOptions::new(mode).with_threads(threads);
         if stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let backend = CpuBackend::new(cpu).map_err(|e| CliError::Failed(format!("the CPU backend cannot start: {e}")))?;
+        let here = probe(Effort::Read);
+        let machine = match &compute.wishes.machine {
+            Some(_) => within_this_pc(compute.wishes.machine()?, &here),
+            None => here,
+        };
+        let launch = Launch {
+            files: Arc::clone(&self.files),
+            model: Arc::clone(&self.model),
+            machine,
+            limits: limits(compute, &options)?,
+            options: OpenOptions { cancel: interrupt.flag(), ..options },
+            cpu,
+            locks: Some(default_lock_folder()),
+            faults: Arc::default(),
+            in_use: Arc::default(),
+        };
         let start = Instant::now();
-        let bar = LoadBar::new();
-        let (files, model) = (Arc::clone(&self.files), Arc::clone(&self.model));
-        let opened = Engine::open(files, model, Box::new(backend), options, &mut |p| bar.show(p));
-        bar.clear();
-        let engine = opened.map_err(|error| match CliError::from(error) {
-            CliError::Engine(crate::engine::EngineError::Model(source)) => CliError::Model { file: self.files.name(), source },
-            other => other,
+        let mut show = Show { bar: LoadBar::new(), quiet: compute.quiet };
+        let opened = open_planned(launch, &mut NoDrivers, &mut show);
+        show.bar.clear();
+        let launched = opened.map_err(|error| match error {
+            LaunchError::Model(source) => CliError::Model { file: self.files.name(), source },
+            LaunchError::Engine(error) => error.into(),
+            other => CliError::Launch(other),
         })?;
-        Ok(Loaded { engine, threads: threads.get(), load_time: start.elapsed() })
+        if !compute.quiet {
+            note(loaded_line(&launched));
+        }
+        Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed() })
+    }
+}
+
+/// What the plan must heed: the verb's own numbers and the user's wishes.
+fn limits(compute: &ComputeArgs, options: &OpenOptions) -> Result<Limits, CliError> {
+    let flags = PlanFlags {
+        context: Some(options.context),
+        prefill: Some(options.prompt_rows),
+        slots: Some(options.slots),
+        ..compute.wishes.flags()
+    };
+    Ok(Limits { kv: compute.kv.planned(), ..Limits::from_flags(&flags)? })
+}
+
+/// What the devices and the system say of memory, against the plan.
+fn loaded_line(launched: &Launched) -> String {
+    let mut parts: Vec<String> = launched.cards.iter().map(|check| device_text(&check.card, &check.memory)).collect();
+    let planned = launched.plan.pools.iter().find(|pool| pool.pool == Pool::Ram).map_or(0, |pool| pool.used);
+    if let Some(process) = process_memory() {
+        let used = process.resident_bytes;
+        let beyond = used.saturating_sub(planned);
+        let unexplained = if beyond > 0 { format!(", {} unexplained", HumanBytes(beyond)) } else { String::new() };
+        parts.push(format!("host: {} resident of {} planned{unexplained}", HumanBytes(used), HumanBytes(planned)));
+    }
+    format!("loaded: {}", parts.join("; "))
+}
+
+fn device_text(card: &str, memory: &Unexplained) -> String {
+    let beyond = memory.used.saturating_sub(memory.planned);
+    let verdict = match () {
+        () if memory.used == memory.planned => "as planned".to_owned(),
+        () if beyond == 0 => format!("{} planned", HumanBytes(memory.planned)),
+        () if memory.explained => {
+            format!("{} beyond the plan, within the driver's bound of {}", HumanBytes(beyond), HumanBytes(memory.bound))
+        }
+        () => format!("{beyond} bytes unexplained: please report this"),
+    };
+    format!("{card}: {} in use, {verdict}", HumanBytes(memory.used))
+}
+
+/// Tells the user what happens while a model is opened.
+struct Show {
+    bar: LoadBar,
+    quiet: bool,
+}
+
+impl Audience for Show {
+    fn waiting(&mut self, message: &str) {
+        note(message);
     }
 
-    /// Refuses before anything is loaded what the memory of this machine cannot hold.
-    fn check_memory(&self, options: &OpenOptions) -> Result<(), CliError> {
-        let Some(available) = available_memory_bytes() else { return Ok(()) };
-        let layers = self.model.dims().layers;
-        let stage = self.model.config.stage(&Tensors::new(&self.files), &options.stage_options(0..layers));
-        let stage = stage.map_err(|source| CliError::Model { file: self.files.name(), source })?;
-        let sizes = ArenaSizes::of(&stage);
-        if sizes.total_bytes() <= available {
-            return Ok(());
+    fn planned(&mut self, plan: &Plan) {
+        if !self.quiet {
+            note(render_short(plan).trim_end());
         }
-        let remedy = if sizes.weights_bytes > available {
-            "Close other programs, or get the model in a smaller quantisation".to_owned()
-        } else {
-            format!(
-                "Close other programs, or give a --ctx-size below {} or a --ubatch-size below {}",
-                options.context, options.prompt_rows
-            )
-        };
-        Err(CliError::Refused(format!(
-            "'{}' needs {} of memory (weights {}, state of {} tokens {}, work {}), and {} is available. {remedy}. Nothing was loaded",
-            self.files.name(),
-            HumanBytes(sizes.total_bytes()),
-            HumanBytes(sizes.weights_bytes),
-            options.context,
-            HumanBytes(sizes.state_bytes),
-            HumanBytes(sizes.work_bytes),
-            HumanBytes(available),
-        )))
+    }
+
+    fn loading(&mut self, progress: LoadProgress) {
+        self.bar.show(progress);
     }
 }
 

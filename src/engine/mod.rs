@@ -6,6 +6,7 @@ mod load;
 mod process;
 mod tables;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,7 +21,7 @@ pub use tables::RowTable;
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
-use crate::program::{KvFormat, Row, ShapeClass, decode_row_bytes};
+use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
 use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, Window, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
 use crate::units::TokenId;
@@ -157,6 +158,7 @@ pub struct Engine {
     rows: Vec<Row>,
     /// 0, 1, 2, ...: wanted rows of a window are a piece of it.
     outputs: Vec<u32>,
+    guards: Vec<Box<dyn Send>>,
 }
 
 /// A range of layers and the device they shall run on.
@@ -165,15 +167,21 @@ pub struct Placement {
     pub backend: Box<dyn Backend>,
 }
 
+/// A stage that has been built, and the device it shall run on.
+pub struct BuiltStage {
+    pub layers: std::ops::Range<u32>,
+    pub stage: Arc<Stage>,
+    pub backend: Box<dyn Backend>,
+}
+
 /// Stages must hold all layers, in order.
-fn check_layers(placements: &[Placement], layers: u32) -> Result<(), EngineError> {
+fn check_layers(ranges: &[std::ops::Range<u32>], layers: u32) -> Result<(), EngineError> {
     let mut next = 0;
-    let in_order =
-        placements.iter().all(|p| std::mem::replace(&mut next, p.layers.end) == p.layers.start && !p.layers.is_empty());
+    let in_order = ranges.iter().all(|r| std::mem::replace(&mut next, r.end) == r.start && !r.is_empty());
     if in_order && next == layers {
         return Ok(());
     }
-    let split: Vec<String> = placements.iter().map(|p| format!("{}-{}", p.layers.start, p.layers.end.wrapping_sub(1))).collect();
+    let split: Vec<String> = ranges.iter().map(|r| format!("{}-{}", r.start, r.end.wrapping_sub(1))).collect();
     Err(EngineError::Split { split: split.join(","), layers })
 }
 
@@ -242,12 +250,35 @@ impl Engine {
         options: OpenOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Engine, EngineError> {
-        check_layers(&placements, model.dims().layers)?;
-        let mut opened = Vec::with_capacity(placements.len());
-        for Placement { layers, mut backend } in placements {
-            let stage = model.config.stage(&Tensors::new(&files), &options.stage_options(layers))?;
+        let layers: Vec<_> = placements.iter().map(|p| p.layers.clone()).collect();
+        check_layers(&layers, model.dims().layers)?;
+        let tensors = Tensors::new(&files);
+        let build = |Placement { layers, backend }| {
+            let stage = model.config.stage(&tensors, &options.stage_options(Range::clone(&layers)))?;
+            Ok(BuiltStage { layers, stage: Arc::new(stage), backend })
+        };
+        let built = placements.into_iter().map(build).collect::<Result<_, ModelError>>()?;
+        Engine::open_built(Arc::clone(&files), Arc::clone(&model), built, options, progress)
+    }
+
+    /// As [`Engine::open_split`], with stages that were built before.
+    ///
+    /// # Errors
+    /// As [`Engine::open_split`].
+    pub fn open_built(
+        files: Arc<ModelFiles>,
+        model: Arc<Model>,
+        built: Vec<BuiltStage>,
+        options: OpenOptions,
+        progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Engine, EngineError> {
+        let layers: Vec<_> = built.iter().map(|b| b.layers.clone()).collect();
+        check_layers(&layers, model.dims().layers)?;
+        // All memory of all devices before the first byte is read.
+        let mut opened = Vec::with_capacity(built.len());
+        for BuiltStage { stage, mut backend, .. } in built {
             backend.open(ArenaSizes::of(&stage))?;
-            opened.push((backend, Arc::new(stage)));
+            opened.push((backend, stage));
         }
         let total_bytes = opened.iter().map(|(_, stage)| load_bytes(stage)).sum();
         let mut before_bytes = 0;
@@ -258,6 +289,8 @@ impl Engine {
         }
         let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
         let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage)).collect::<Result<_, _>>()?;
+        let mut pipeline = Pipeline::new(runners)?;
+        pipeline.freeze();
         let table = |tensor: &str| RowTable::new(Arc::clone(&files), tensor);
         let ngram = match model.config.ngram() {
             Some(config) => Some((config.clone(), table(&config.tensor)?)),
@@ -266,13 +299,14 @@ impl Engine {
         Ok(Engine {
             embedding: table("token_embd.weight")?,
             ngram,
-            pipeline: Pipeline::new(runners)?,
+            pipeline,
             recurrent,
             free_slots: (0..options.slots).rev().collect(),
             model,
             rows: Vec::with_capacity(options.prompt_rows as usize),
             outputs: (0..options.prompt_rows.max(options.decode_rows)).collect(),
             options,
+            guards: Vec::new(),
         })
     }
 
@@ -315,6 +349,16 @@ impl Engine {
             sum.scratch_bytes += scratch_bytes;
         }
         sum
+    }
+
+    /// Allocations of the devices after everything was loaded: 0, or there is a defect.
+    pub fn late_allocations(&self) -> u64 {
+        self.pipeline.stages.iter().map(|s| s.backend.memory().late_allocations).sum()
+    }
+
+    /// Keeps something (the locks of the cards) until the engine has given its memory back.
+    pub fn keep(&mut self, guard: Box<dyn Send>) {
+        self.guards.push(guard);
     }
 
     /// A new, empty sequence.

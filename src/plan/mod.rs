@@ -36,7 +36,7 @@ pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Setti
 pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
 pub use report::{render_devices, render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
-pub use rules::Assumption;
+pub use rules::{Assumption, held_bytes};
 pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};
 pub use size::{Size, SizeError};
 pub use verify::{Violation, verify};

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::limits::{HeldCards, KvType, Limits, RamExperts};
 use super::machine::{BackendKind, Machine};
 use super::model::PlanModel;
-use super::planner::{Plan, decide};
+use super::planner::{Capability, Plan, decide};
 use super::rows::{Pool, PoolSheet, Row};
 use super::rules::{self, Assumption};
 use super::size::{GIB, Size, grouped, human};
@@ -57,6 +57,8 @@ pub struct Remedy {
     pub change: String,
     /// What it gives.
     pub outcome: String,
+    /// What an engine must be able to do to run it.
+    pub needs: Vec<Capability>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -210,7 +212,7 @@ pub fn add_remedies(refusal: &mut Refusal, model: &PlanModel, machine: &Machine,
 
 fn prove(model: &PlanModel, machine: &Machine, t: Try) -> Option<Remedy> {
     let plan = decide(model, t.machine.as_ref().unwrap_or(machine), &t.limits, false).ok()?;
-    Some(Remedy { change: t.change, outcome: outcome(&plan) })
+    Some(Remedy { change: t.change, outcome: outcome(&plan), needs: plan.needs })
 }
 
 fn outcome(plan: &Plan) -> String {

@@ -4,6 +4,8 @@
 mod bandwidth;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(any(target_os = "macos", test))]
+mod macos;
 #[cfg(windows)]
 mod windows;
 
@@ -87,7 +89,11 @@ fn read_host() -> Host {
     {
         windows::host()
     }
-    #[cfg(not(any(target_os = "linux", windows)))]
+    #[cfg(target_os = "macos")]
+    {
+        macos::host()
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
     {
         unknown_host()
     }

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::backend::{Backend, BackendError, PreparedId};
 use crate::gguf::GgufError;
-use crate::program::{BufferId, InputKind, OutputKind, Program, Row, RunParams, Slice, Stage, StateKind};
+use crate::program::{BufferId, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage, StateKind};
 
 #[derive(Debug, Error)]
 pub enum ScheduleError {
@@ -69,6 +69,19 @@ impl StageRunner {
 
     fn slice(&self, program: usize, buffer: BufferId, rows: usize) -> Slice {
         self.stage.programs[program].buffer_slice(buffer, rows as u32)
+    }
+
+    /// Floats of the largest buffer of one kind over all programs.
+    fn most_floats(&self, port: impl Fn(&Ports) -> Option<BufferId>) -> usize {
+        let sizes = self.stage.programs.iter().zip(&self.prepared).filter_map(|(program, (_, ports))| {
+            let buffer = port(ports)?;
+            let rows = match program.buffer(buffer).rows {
+                Rows::Batch => program.shape.max_rows,
+                Rows::Outputs => program.shape.max_outputs,
+            };
+            Some(program.buffer_slice(buffer, rows).len_bytes as usize / 4)
+        });
+        sizes.max().unwrap_or(0)
     }
 
     /// Lets `fill` write the first `rows` rows of an input, in place where the device's memory is the host's.
@@ -160,8 +173,14 @@ impl Pipeline {
         if stages.is_empty() || stages.len() > MAX_STAGES {
             return Err(ScheduleError::Stages { found: stages.len() });
         }
-        let hand_off = stages.iter().map(|_| Vec::new()).collect();
-        Ok(Pipeline { stages, staging: Vec::new(), hand_off, logits: Vec::new() })
+        let hand_off = stages.iter().map(|s| Vec::with_capacity(s.most_floats(|p| p.hand_off_out))).collect();
+        let logits = stages.iter().map(|s| s.most_floats(|p| p.logits)).max().unwrap_or(0);
+        Ok(Pipeline { stages, staging: Vec::new(), hand_off, logits: Vec::with_capacity(logits) })
+    }
+
+    /// From here on nothing allocates.
+    pub fn freeze(&mut self) {
+        self.stages.iter_mut().for_each(|s| s.backend.freeze());
     }
 
     /// The smallest program that takes the window. Programs are the same on every stage.

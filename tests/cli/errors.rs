@@ -76,9 +76,9 @@ fn a_context_too_small_for_the_prompt() {
 
 #[test]
 fn a_context_too_large_for_the_machine_is_refused_before_loading() {
-    let ran = strata(&["run", "-c", "4000000000", "x"]);
+    strata(&["run", "-c", "4000000000", "x"]).fails(3, &["--context 4000000000", "Nothing was loaded"]);
     if cfg!(target_os = "linux") {
-        ran.fails(3, &["GiB", "--ctx-size", "Nothing was loaded"]);
+        strata(&["run", "-c", "16000000", "--kv", "f32", "x"]).fails(3, &["GiB", "short", "--context", "Nothing was loaded"]);
     }
 }
 

@@ -9,11 +9,24 @@ const ANSWER: &str = "The capital of France is Paris.\n";
 fn the_first_command_of_the_readme_answers() {
     let ran = strata(&["run", "--temp", "0", QUESTION]).ok();
     assert_eq!(ran.out, ANSWER);
-    let lines: Vec<&str> = ran.err.lines().collect();
-    assert_eq!(lines.len(), 1, "one summary line and nothing else: {}", ran.err);
+    let (plan, lines): (Vec<&str>, Vec<&str>) =
+        ran.err.lines().partition(|line| line.starts_with("plan: ") || line.starts_with("loaded: "));
+    assert_eq!(lines.len(), 1, "the plan, one summary line and nothing else: {}", ran.err);
+    for (line, words) in
+        plan.iter().zip([["plan: cpu: layers 0-7", "used"], ["plan: host", "predicted"], ["loaded: cpu", "as planned"]])
+    {
+        assert!(words.iter().all(|word| line.contains(word)), "{line}");
+    }
+    assert!(plan.len() == 3 && !ran.err.contains("unexplained"), "{}", ran.err);
     for part in ["prompt ", "decode ", "tok/s", "GB/s", "%", "memory"] {
         assert!(lines[0].contains(part), "'{part}' is not in: {}", lines[0]);
     }
+}
+
+#[test]
+fn quiet_leaves_the_plan_out() {
+    let ran = strata(&["run", "--quiet", "--temp", "0", QUESTION]).ok();
+    assert_eq!((ran.out.as_str(), ran.err.lines().count()), (ANSWER, 1), "{}", ran.err);
 }
 
 #[test]

@@ -135,6 +135,8 @@ pub struct CpuBackend {
     private_bytes: usize,
     shared_bytes: usize,
     runs: u64,
+    frozen: bool,
+    late_allocations: u64,
     /// How the last run failed, until it is waited for.
     failure: Option<BackendError>,
 }
@@ -167,6 +169,8 @@ impl CpuBackend {
             private_bytes: 0,
             shared_bytes: 0,
             runs: 0,
+            frozen: false,
+            late_allocations: 0,
             failure: None,
         })
     }
@@ -256,6 +260,7 @@ impl Backend for CpuBackend {
         if self.arenas.is_some() {
             return Err(rejected("the arenas are open already".into()));
         }
+        self.late_allocations += u64::from(self.frozen);
         self.arenas = Some(Arenas::open(sizes, self.options.huge_pages)?);
         Ok(())
     }
@@ -289,11 +294,16 @@ impl Backend for CpuBackend {
 
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
         let sizes = self.arenas()?.sizes;
+        self.late_allocations += u64::from(self.frozen);
         let prepared = Prepared::new(stage, program, sizes, self.style());
         let prepared = prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })?;
         self.grow_scratch(prepared.scratch_bytes, prepared.shared_bytes)?;
         self.prepared.push(prepared);
         Ok(PreparedId(self.prepared.len() - 1))
+    }
+
+    fn freeze(&mut self) {
+        self.frozen = true;
     }
 
     fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
@@ -337,7 +347,8 @@ impl Backend for CpuBackend {
     fn memory(&self) -> MemoryReport {
         let arenas_bytes = self.arenas.as_ref().map_or(0, |arenas| arenas.sizes.total_bytes());
         let own: usize = self.prepared.iter().map(Prepared::own_bytes).sum();
-        MemoryReport { arenas_bytes, scratch_bytes: (self.scratch.len() + own) as u64 }
+        let scratch_bytes = (self.scratch.len() + own) as u64;
+        MemoryReport { arenas_bytes, scratch_bytes, late_allocations: self.late_allocations }
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     PlanModel, TableFacts, TensorRow, VisionFacts,
 };
 use crate::program::{ARENA_ALIGN_BYTES, align_up};
+use crate::quant::Format;
 
 type Facts<T> = Result<T, ModelFactsError>;
 
@@ -22,7 +23,7 @@ const MAX_DIM: u32 = 1 << 16;
 
 impl DenseFacts {
     fn add(&mut self, tensor: &TensorRow) -> Facts<()> {
-        let bytes = tensor_bytes(tensor)?;
+        let bytes = if is_held_as_floats(tensor) { tensor.elements().unwrap_or(0) * 4 } else { tensor_bytes(tensor)? };
         self.bytes = checked_add(tensor, self.bytes, align_up(bytes, ARENA_ALIGN_BYTES))?;
         self.params = checked_add(tensor, self.params, tensor.elements().unwrap_or(0))?;
         self.largest_bytes = self.largest_bytes.max(bytes);
@@ -37,6 +38,12 @@ fn bad(tensor: &TensorRow, problem: &str) -> ModelFactsError {
 /// No tensor of a real model is larger; the bound keeps every sum far from overflow.
 const MAX_TENSOR_BYTES: u64 = 1 << 46;
 const MAX_MODEL_BYTES: u64 = 1 << 50;
+
+/// Vectors, norms and convolutions are small; devices hold them as F32, whatever float format the file has.
+fn is_held_as_floats(tensor: &TensorRow) -> bool {
+    let small = tensor.shape.len() == 1 || tensor.name.contains("conv1d") || tensor.name.contains("norm");
+    small && matches!(tensor.format, Format::F16 | Format::BF16) && tensor_bytes(tensor).is_ok()
+}
 
 fn tensor_bytes(tensor: &TensorRow) -> Facts<u64> {
     let bytes = tensor.bytes().ok_or_else(|| bad(tensor, "has rows that are no whole number of blocks, or is too large"))?;

@@ -1,0 +1,148 @@
+//! `strata plan`: what would lie where, before anything is taken.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::args::ModelArgs;
+use super::error::CliError;
+use super::open::open_files;
+use super::output::Output;
+use super::wishes::WishArgs;
+use crate::gguf::ModelFiles;
+use crate::plan::{
+    Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, plan as make_plan, read_sheet, render_refusal, render_report, why,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  strata plan -m model.gguf                                    on this PC
+  strata plan -m model.gguf --context 131072 --kv int8
+  strata plan -m model.sheet.json --machine my-next-pc.toml    without having either
+  strata plan -m model.gguf --why cpu/kv-cache                 how a number came about
+  strata plan -m model.gguf --json | jq '.plan.predicted'
+
+Nothing is loaded and no card is touched. Exit code 0: it fits. 3: it does not; what would help is shown.";
+
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct PlanArgs {
+    /// GGUF file or model sheet ('strata model-sheet' writes one). Without it the small built-in model is planned
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Tokens of a conversation; 0 is what the model was trained for [default: 32768, at most what it was trained for]
+    #[arg(short, long, visible_alias = "ctx-size", value_name = "N")]
+    context: Option<u32>,
+    /// Type of cached keys and values: f32, f16, int8, k8v4, q4_0 [default: f16]
+    #[arg(long, value_name = "TYPE")]
+    kv: Option<String>,
+    /// Tokens of a prompt that are read at once [default: auto]
+    #[arg(long, visible_alias = "ubatch-size", value_name = "N", value_parser = prompt_chunk)]
+    prefill: Option<PromptChunk>,
+    /// Conversations at the same time [default: 1]
+    #[arg(long, visible_alias = "parallel", value_name = "N")]
+    slots: Option<u32>,
+    /// Conversation checkpoints that are kept in RAM [default: 0]
+    #[arg(long, value_name = "N")]
+    checkpoints: Option<u32>,
+    /// GGUF file or sheet of the draft block, where the model has none inside
+    #[arg(long, value_name = "FILE")]
+    draft_file: Option<PathBuf>,
+    /// GGUF file or sheet of the vision encoder
+    #[arg(long, value_name = "FILE")]
+    vision_file: Option<PathBuf>,
+    /// Explain one row: cpu/kv-cache, ram/process
+    #[arg(long, value_name = "ROW", conflicts_with = "json")]
+    why: Option<String>,
+    /// JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    wishes: WishArgs,
+}
+
+/// `None` leaves the size to the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PromptChunk(Option<u32>);
+
+fn prompt_chunk(text: &str) -> Result<PromptChunk, String> {
+    if text == "auto" {
+        return Ok(PromptChunk(None));
+    }
+    text.parse().map(|n| PromptChunk(Some(n))).map_err(|_| "a number or 'auto' is needed".into())
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct JsonOutcome<'a> {
+    fits: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a Plan>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refusal: Option<&'a Refusal>,
+}
+
+pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
+    let model = plan_model(args)?;
+    let limits = limits(args, &model)?;
+    let machine = args.wishes.machine()?;
+    let outcome = make_plan(&model, &machine, &limits);
+    let mut out = Output::new();
+    match &outcome {
+        _ if args.json => {
+            let (plan, refusal) = (outcome.as_ref().ok(), outcome.as_ref().err().map(|r| &**r));
+            out.json(&JsonOutcome { fits: plan.is_some(), plan, refusal })?;
+        }
+        Ok(plan) => match &args.why {
+            None => out.write(&render_report(plan))?,
+            Some(row) => out.write(&why(plan, row).ok_or_else(|| no_such_row(plan, row))?)?,
+        },
+        Err(refusal) => out.write(&render_refusal(refusal))?,
+    }
+    out.flush()?;
+    if outcome.is_ok() { Ok(()) } else { Err(CliError::RefusedAndTold) }
+}
+
+fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
+    let header = match &args.model {
+        Some(path) => read_header(path)?,
+        None => ModelHeader::from(&*open_files(&ModelArgs { model: None })?),
+    };
+    let name = args.model.as_ref().map_or_else(|| "built-in model".to_owned(), |path| path.display().to_string());
+    let wrong = |e| CliError::in_file(&name, e);
+    let model = PlanModel::from_header(&header).map_err(wrong)?;
+    let companion = |path: &Option<PathBuf>| path.as_deref().map(read_header).transpose();
+    let (draft, vision) = (companion(&args.draft_file)?, companion(&args.vision_file)?);
+    model.with_companions(draft.as_ref(), vision.as_ref()).map_err(wrong)
+}
+
+/// Metadata and tensor table of a GGUF file or of a sheet.
+fn read_header(path: &Path) -> Result<ModelHeader, CliError> {
+    let mut first = [0];
+    let is_sheet = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == *b"{";
+    if !is_sheet {
+        return Ok(ModelHeader::from(&ModelFiles::open(path)?));
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+    read_sheet(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e))
+}
+
+fn limits(args: &PlanArgs, model: &PlanModel) -> Result<Limits, CliError> {
+    let flags = PlanFlags {
+        context: args.context.map(|tokens| if tokens == 0 { model.trained_context } else { tokens }),
+        kv: args.kv.clone(),
+        prefill: args.prefill.and_then(|chunk| chunk.0),
+        slots: args.slots,
+        checkpoints: args.checkpoints,
+        ..args.wishes.flags()
+    };
+    Ok(Limits::from_flags(&flags)?)
+}
+
+fn no_such_row(plan: &Plan, row: &str) -> CliError {
+    let rows: Vec<&str> = plan.rows.iter().map(|r| r.id.as_str()).collect();
+    CliError::Usage(format!("the plan has no row '{row}'; it has {}", rows.join(", ")))
+}

@@ -1,0 +1,86 @@
+//! Flags of the memory plan, shared by `plan` and by every verb that opens a model, and the machine they are planned for.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::error::CliError;
+use crate::plan::{FlagError, Machine, PlanFlags};
+use crate::probe::{Effort, probe};
+
+/// Where things shall lie. Everything is optional: the plan chooses.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Memory plan")]
+pub struct WishArgs {
+    /// Plan for the PC that this file describes instead of this one ('strata devices --save' writes such a file)
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
+    /// Cards to use, all of them: cuda:0,cuda:1; 'strata devices' lists them [default: auto]
+    #[arg(long, value_name = "ID,...")]
+    pub device: Option<String>,
+    /// Layers of each card, in the order of the cards: 0-23,24-47 [default: auto]
+    #[arg(long, value_name = "A-B,...")]
+    pub layer_split: Option<String>,
+    /// Memory that stays free on every card, beside what the plan keeps free anyway: 1.5GiB
+    #[arg(long, value_name = "SIZE")]
+    pub reserve: Option<String>,
+    /// Most experts on all cards together
+    #[arg(long, value_name = "N")]
+    pub expert_slots: Option<u32>,
+    /// Cells of keys and values that stay on the card; the others lie in RAM [default: all]
+    #[arg(long, value_name = "N")]
+    pub resident_kv: Option<u32>,
+    /// Most RAM for everything
+    #[arg(long, value_name = "SIZE")]
+    pub ram_budget: Option<String>,
+    /// What RAM keeps of the experts: auto, all, complement, disk
+    #[arg(long, value_name = "WHAT")]
+    pub ram_experts: Option<String>,
+    /// What to do with a card whose memory other programs hold: refuse, use
+    #[arg(long, value_name = "WHAT")]
+    pub held_cards: Option<String>,
+    /// Use the model's draft block: on, off
+    #[arg(long, value_name = "ON|OFF")]
+    pub draft: Option<String>,
+    /// Tokens that are drafted at a time
+    #[arg(long, value_name = "N")]
+    pub draft_window: Option<u32>,
+    /// Make room for the vision encoder: on, off
+    #[arg(long, value_name = "ON|OFF")]
+    pub vision: Option<String>,
+}
+
+impl WishArgs {
+    pub fn flags(&self) -> PlanFlags {
+        PlanFlags {
+            draft: self.draft.clone(),
+            draft_window: self.draft_window,
+            vision: self.vision.clone(),
+            device: self.device.clone(),
+            reserve: self.reserve.clone(),
+            expert_slots: self.expert_slots,
+            layer_split: self.layer_split.clone().filter(|split| split != "auto"),
+            resident_kv: self.resident_kv,
+            ram_budget: self.ram_budget.clone(),
+            ram_experts: self.ram_experts.clone(),
+            held_cards: self.held_cards.clone(),
+            ..PlanFlags::default()
+        }
+    }
+
+    /// The PC of the machine file, or this one.
+    pub fn machine(&self) -> Result<Machine, CliError> {
+        self.machine.as_deref().map_or_else(|| Ok(probe(Effort::Read)), read_machine)
+    }
+}
+
+impl From<FlagError> for CliError {
+    fn from(error: FlagError) -> CliError {
+        CliError::Usage(error.to_string())
+    }
+}
+
+fn read_machine(path: &Path) -> Result<Machine, CliError> {
+    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+    Machine::from_toml(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e.to_string().trim_end()))
+}

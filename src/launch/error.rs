@@ -1,0 +1,121 @@
+//! Why a model was not opened.
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::engine::EngineError;
+use crate::model::ModelError;
+use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, Violation};
+use crate::program::ArenaKind;
+use crate::schedule::ScheduleError;
+
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    #[error("'{file}' cannot be planned: {source}")]
+    Facts { file: String, source: ModelFactsError },
+    #[error("{}\nNothing was loaded", told(.0))]
+    Refused(Box<Refusal>),
+    #[error("the plan needs {}, which this version cannot run yet. Nothing was loaded; {}", texts(.missing), ways_out(.missing))]
+    NotYet { missing: Vec<Capability> },
+    #[error(
+        "the plan uses {card}, and this version has no backend for {} cards yet. Nothing was loaded; --device cpu runs on the CPU",
+        name(.backend)
+    )]
+    NoBackend { card: String, backend: BackendKind },
+    #[error("{card} is in use by {holder}. Nothing was loaded; end it, or choose other cards with --device")]
+    CardInUse { card: String, holder: String },
+    #[error("cannot make the lock file of {card} in '{folder}': {source}")]
+    Lock { card: String, folder: String, source: io::Error },
+    /// A defect of ours, found before it could do harm.
+    #[error("the plan does not pass its second check; please report this: {violations:?}. Nothing was loaded")]
+    Unsound { violations: Vec<Violation> },
+    /// The device did not give what it had said was free.
+    #[error(
+        "{card} refused {bytes} bytes for {what} (planned: {}): {reason}. Everything was given back; \
+         a larger --reserve or a smaller --context leaves more room",
+        .rows.join(", ")
+    )]
+    Allocation { card: String, what: &'static str, bytes: u64, rows: Vec<String>, reason: String },
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Engine(EngineError),
+}
+
+impl LaunchError {
+    /// The model does not fit, or not now: nothing is wrong with the arguments or the file.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            LaunchError::Refused(_)
+            | LaunchError::NotYet { .. }
+            | LaunchError::NoBackend { .. }
+            | LaunchError::CardInUse { .. }
+            | LaunchError::Allocation { .. } => true,
+            LaunchError::Facts { .. }
+            | LaunchError::Lock { .. }
+            | LaunchError::Unsound { .. }
+            | LaunchError::Model(_)
+            | LaunchError::Engine(_) => false,
+        }
+    }
+
+    /// An error while memory was taken and weights were read. The engine has given everything back.
+    pub(super) fn of_open(error: EngineError, plan: &Plan) -> LaunchError {
+        match error {
+            EngineError::Backend(BackendError::OutOfMemory { device, arena, bytes, reason })
+            | EngineError::Schedule(ScheduleError::Backend(BackendError::OutOfMemory { device, arena, bytes, reason })) => {
+                let (kind, what) = match arena {
+                    ArenaKind::Weights => (Arena::Weights, "weights"),
+                    ArenaKind::State => (Arena::State, "state"),
+                    ArenaKind::Work => (Arena::Work, "work buffers"),
+                };
+                let own = plan.rows.iter().filter(|row| row.arena == kind && row.id.starts_with(&format!("{device}/")));
+                let rows = own.map(|row| format!("{} {} bytes", row.id, row.bytes)).collect();
+                LaunchError::Allocation { card: device, what, bytes, rows, reason }
+            }
+            EngineError::Model(source) => LaunchError::Model(source),
+            other => LaunchError::Engine(other),
+        }
+    }
+}
+
+/// The refusal without its first word, which the caller says.
+fn told(refusal: &Refusal) -> String {
+    let text = refusal.to_string();
+    text.strip_prefix("Refused: ").unwrap_or(&text).trim_end().to_owned()
+}
+
+fn texts(missing: &[Capability]) -> String {
+    missing.iter().map(|c| c.text()).collect::<Vec<_>>().join(" and ")
+}
+
+fn ways_out(missing: &[Capability]) -> String {
+    missing.iter().map(|c| way_out(*c)).collect::<Vec<_>>().join("; ")
+}
+
+fn way_out(missing: Capability) -> &'static str {
+    match missing {
+        Capability::SeveralStages => "one --device does without",
+        Capability::ExpertSlots => "--device cpu, or cards that hold all experts, do without",
+        Capability::QuantisedKv => "--kv f16 does without",
+        Capability::KvSpill => "leave out --resident-kv",
+        Capability::Vision => "--vision off does without",
+        Capability::Draft => "--draft off does without",
+        Capability::DiskExperts => "leave out --ram-experts disk",
+        Capability::Checkpoints => "--checkpoints 0 does without",
+    }
+}
+
+fn name(backend: &BackendKind) -> &'static str {
+    match backend {
+        BackendKind::Cuda => "CUDA",
+        BackendKind::Hip => "HIP",
+        BackendKind::Vulkan => "Vulkan",
+        BackendKind::Dx12 => "Direct3D 12",
+        BackendKind::Metal => "Metal",
+        BackendKind::Cpu => "CPU",
+        BackendKind::Virtual => "virtual",
+    }
+}

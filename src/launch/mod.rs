@@ -1,0 +1,222 @@
+//! From wishes to an engine that runs by a plan: wait for cards that are being given back, plan, take the cards' locks, build
+//! the stages, plan again with their real arenas, have the second opinion look at it, open, and compare what the devices
+//! say with what was planned. Nothing takes memory before the plan stands.
+
+mod devices;
+mod error;
+mod lock;
+mod settle;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use devices::within_this_pc;
+pub use error::LaunchError;
+pub use lock::{CardLock, default_lock_folder};
+pub use settle::{CardReader, NoDrivers, Reading, SettlePolicy, Verdict, judge, wait_for_cards};
+
+use crate::backend::cpu::CpuOptions;
+use crate::backend::{ArenaSizes, CardUse, Faults};
+use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
+use crate::gguf::ModelFiles;
+use crate::model::{Model, StageOptions, Tensors};
+use crate::plan::{
+    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
+    verify,
+};
+use crate::program::{KvFormat, Stage};
+
+/// What the engine of this version can execute of what the planner can plan.
+pub const CAPABILITIES: [Capability; 2] = [Capability::SeveralStages, Capability::Checkpoints];
+
+/// What shall be opened, and how.
+#[derive(Clone)]
+pub struct Launch {
+    pub files: Arc<ModelFiles>,
+    pub model: Arc<Model>,
+    pub machine: Machine,
+    pub limits: Limits,
+    /// Context, chunk and cache type are those of the plan.
+    pub options: OpenOptions,
+    pub cpu: CpuOptions,
+    /// Folder of the cards' lock files; `None` takes no locks.
+    pub locks: Option<PathBuf>,
+    /// For tests: allocations of virtual cards that fail, and the bytes they have in use.
+    pub faults: Arc<Faults>,
+    pub in_use: Arc<CardUse>,
+}
+
+/// Hears what happens on the way.
+pub trait Audience {
+    /// A card is waited for.
+    fn waiting(&mut self, _message: &str) {}
+    /// The plan that will be executed; nothing has been taken yet.
+    fn planned(&mut self, _plan: &Plan) {}
+    fn loading(&mut self, _progress: LoadProgress) {}
+}
+
+/// Hears nothing.
+impl Audience for () {}
+
+/// An engine and the plan it runs by.
+pub struct Launched {
+    pub engine: Engine,
+    pub plan: Plan,
+    pub cards: Vec<CardCheck>,
+}
+
+/// What a device says of its memory after loading, against the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CardCheck {
+    pub card: String,
+    pub memory: Unexplained,
+}
+
+/// Opens a model by a plan.
+///
+/// # Errors
+/// A refusal with its reasons before anything was taken, or an allocation that failed against the plan; then everything has
+/// been given back.
+pub fn open_planned(launch: Launch, reader: &mut dyn CardReader, audience: &mut dyn Audience) -> Result<Launched, LaunchError> {
+    let Launch { files, model, mut machine, limits, options, cpu, locks, faults, in_use } = launch;
+    let facts = PlanModel::from_header(&ModelHeader::from(&*files))
+        .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
+    wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), reader, audience);
+    let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
+    let source = Source { facts: &facts, files: &files, model: &model };
+    let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
+    audience.planned(&plan);
+    let mut built = Vec::with_capacity(stages.len());
+    for (planned, stage) in plan.stages.iter().zip(stages) {
+        let backend = devices::open(&machine.cards[planned.card.0], &cpu, &faults, &in_use)?;
+        built.push(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend });
+    }
+    let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
+    let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
+    locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
+    let cards = check_cards(&engine, &plan);
+    Ok(Launched { engine, plan, cards })
+}
+
+/// What stages are planned for and built from.
+struct Source<'a> {
+    facts: &'a PlanModel,
+    files: &'a ModelFiles,
+    model: &'a Model,
+}
+
+/// A plan whose arenas are those of the built stages, its stages, and the locks of its cards.
+type Settled = (Plan, OpenOptions, Vec<Arc<Stage>>, Vec<CardLock>);
+
+/// Tries at a plan whose estimates of work buffers hold.
+const TRIES: usize = 4;
+
+/// Plans, builds the stages and plans again with their arenas. Where the work buffers turn out larger than estimated and no
+/// longer fit, the card is planned again with that much less room.
+fn settle(
+    source: &Source<'_>,
+    machine: &Machine,
+    limits: &Limits,
+    options: &OpenOptions,
+    lock: impl Fn(&Plan) -> Result<Vec<CardLock>, LaunchError>,
+) -> Result<Settled, LaunchError> {
+    let mut room = machine.clone();
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let first = plan(source.facts, &room, limits).map_err(refused)?;
+        check_capabilities(&first, machine)?;
+        let locks = lock(&first)?;
+        let (options, stages) = build(&first, source, options)?;
+        let arenas = arenas(&first, &stages);
+        let fixed = first.fixed(limits, Some(arenas.clone()));
+        match plan(source.facts, machine, &fixed) {
+            Ok(plan) => {
+                let violations = verify(&plan, source.facts, machine, &fixed);
+                let sound = violations.is_empty();
+                return if sound { Ok((plan, options, stages, locks)) } else { Err(LaunchError::Unsound { violations }) };
+            }
+            Err(refusal) if tries == TRIES || !shrink(&mut room, &first, &arenas) => return Err(refused(refusal)),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
+fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
+    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes;
+    let mut shrunk = false;
+    for (planned, built) in plan.stages.iter().zip(arenas) {
+        let beyond = total(built).saturating_sub(total(&planned.arenas));
+        let card = &mut room.cards[planned.card.0];
+        card.free.0 = card.free.0.saturating_sub(beyond);
+        if card.shares_host_memory || card.backend == BackendKind::Cpu {
+            room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(beyond);
+        }
+        shrunk |= beyond > 0;
+    }
+    shrunk
+}
+
+/// A refusal with the remedies that this version can run.
+fn refused(mut refusal: Box<Refusal>) -> LaunchError {
+    refusal.remedies.retain(|remedy| remedy.needs.iter().all(|need| CAPABILITIES.contains(need)));
+    LaunchError::Refused(refusal)
+}
+
+/// Refuses what can be planned but not yet be executed.
+fn check_capabilities(plan: &Plan, machine: &Machine) -> Result<(), LaunchError> {
+    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
+    if !missing.is_empty() {
+        return Err(LaunchError::NotYet { missing });
+    }
+    let cards = plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
+    match cards.into_iter().find(|card| !matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual)) {
+        Some(card) => Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend }),
+        None => Ok(()),
+    }
+}
+
+/// Locks of all cards that have memory of their own; RAM is shared with everybody.
+fn lock_cards(plan: &Plan, machine: &Machine, folder: &std::path::Path, model: &str) -> Result<Vec<CardLock>, LaunchError> {
+    let cards = plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
+    cards.filter(|card| card.backend != BackendKind::Cpu).map(|card| CardLock::take(folder, card, model)).collect()
+}
+
+/// The stages of a plan as the model's own code lays them out, and the options they are run with.
+fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
+    let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
+    let kv = match plan.settings.kv {
+        crate::plan::KvType::F32 => KvFormat::F32,
+        crate::plan::KvType::F16 => KvFormat::F16,
+        _ => return Err(LaunchError::NotYet { missing: vec![Capability::QuantisedKv] }),
+    };
+    let decode_rows = options.decode_rows.max(decode_rows);
+    let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
+    let tensors = Tensors::new(source.files);
+    // Cells come in whole blocks of the indexer; the context is what was asked for.
+    let cells = u32::try_from(cells).unwrap_or(context_tokens);
+    let stage = |layers| {
+        let stage = source.model.config.stage(&tensors, &StageOptions { cells, ..options.stage_options(layers) })?;
+        Ok(Arc::new(stage))
+    };
+    let stages = plan.stages.iter().map(|s| stage(s.layers.start..s.layers.end)).collect::<Result<_, LaunchError>>()?;
+    Ok((options, stages))
+}
+
+fn arenas(plan: &Plan, stages: &[Arc<Stage>]) -> Vec<StageArenas> {
+    let arenas = plan.stages.iter().zip(stages).map(|(planned, stage)| {
+        let ArenaSizes { weights_bytes, state_bytes, work_bytes } = ArenaSizes::of(stage);
+        StageArenas { weights_bytes, state_bytes, work_bytes, experts_inside: planned.all_held }
+    });
+    arenas.collect()
+}
+
+fn check_cards(engine: &Engine, plan: &Plan) -> Vec<CardCheck> {
+    let stages = engine.pipeline().stages.iter().zip(&plan.stages);
+    let checks = stages.filter_map(|(runner, planned)| {
+        let memory = plan.unexplained(&planned.card_id, runner.backend.memory().arenas_bytes)?;
+        Some(CardCheck { card: planned.card_id.clone(), memory })
+    });
+    checks.collect()
+}
