@@ -1,7 +1,7 @@
 //! Strata: runs very large mixture-of-experts language models on ordinary PCs.
 //!
 //! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
-//! `cli → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
+//! `cli → server → engine → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
 
 pub mod backend;
 pub mod cli;
@@ -12,6 +12,7 @@ pub mod program;
 pub mod quant;
 pub mod sample;
 pub mod schedule;
+pub mod server;
 pub mod state;
 pub mod tokenizer;
 pub mod units;
