@@ -14,6 +14,7 @@ mod open;
 mod output;
 mod report;
 mod run;
+mod serve;
 mod text;
 mod tokenize;
 mod tokens;
@@ -29,6 +30,7 @@ Examples:
   strata run \"What is the capital of France?\"        a question to the small built-in model
   strata run -m model.gguf \"Tell me a story\" -n 200   to your own model
   strata chat -m model.gguf                           a conversation
+  strata serve -m model.gguf                          for other programs and the browser
   strata inspect model.gguf                           what is in a file
   strata bench -m model.gguf                          how fast it runs here
 
@@ -49,6 +51,8 @@ enum Verb {
     Run(run::RunArgs),
     /// Talk with a model
     Chat(chat::ChatArgs),
+    /// Serve a model over HTTP: the OpenAI and Anthropic APIs, and a page to chat on
+    Serve(serve::ServeArgs),
     /// Show what is in a model file
     Inspect(inspect::InspectArgs),
     /// Measure speed
@@ -66,6 +70,7 @@ impl Verb {
         match self {
             Verb::Run(args) => run::run(args),
             Verb::Chat(args) => chat::chat(args),
+            Verb::Serve(args) => serve::serve(args),
             Verb::Inspect(args) => inspect::inspect(args),
             Verb::Bench(args) => bench::bench(args),
             Verb::Tokenize(args) => tokenize::tokenize(args),
