@@ -96,12 +96,8 @@ fn logprobs_are_of_the_tokens_shown() {
         assert!(entry["logprob"].as_f64().unwrap() <= 0.0);
     }
     let chunks = streamed(CHAT, body).data();
-    let streamed: Vec<Json> = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
-        .flatten()
-        .cloned()
-        .collect();
+    let streamed: Vec<Json> =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array()).flatten().cloned().collect();
     assert_eq!(streamed, content);
 }
 
@@ -169,7 +165,10 @@ fn responses_whole_and_streamed() {
         assert_eq!(data["sequence_number"], number);
     }
     let names: Vec<&str> = data.iter().map(|event| event["type"].as_str().unwrap()).collect();
-    assert_eq!(names[..4], ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]);
+    assert_eq!(
+        names[..4],
+        ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
+    );
     assert_eq!(
         names[names.len() - 4..],
         ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.completed"]

@@ -145,9 +145,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
     let address = SocketAddr::new(args.network.host, args.network.port);
-    let server = Server::start(Arc::clone(&app), address).map_err(|e| {
-        CliError::Failed(format!("cannot listen on {address}: {e}; another --port may be free"))
-    })?;
+    let server = Server::start(Arc::clone(&app), address)
+        .map_err(|e| CliError::Failed(format!("cannot listen on {address}: {e}; another --port may be free")))?;
     banner(args, &app, server.address());
     watch(server, &interrupt)
 }
@@ -190,13 +189,7 @@ fn open_engine(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &I
 }
 
 /// Hands out the engine that is open already; later, after a failure, opens another.
-fn reopen(
-    opened: Arc<OpenModel>,
-    compute: ComputeArgs,
-    options: OpenOptions,
-    interrupt: Interrupt,
-    first: Engine,
-) -> OpenEngine {
+fn reopen(opened: Arc<OpenModel>, compute: ComputeArgs, options: OpenOptions, interrupt: Interrupt, first: Engine) -> OpenEngine {
     let mut first = Some(first);
     Box::new(move || match first.take() {
         Some(engine) => Ok(engine),

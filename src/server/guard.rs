@@ -143,7 +143,8 @@ mod tests {
 
     #[test]
     fn host_names_are_cut_out() {
-        let cases = [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("a.b.", "a.b"), ("127.0.0.1:1", "127.0.0.1")];
+        let cases =
+            [("LocalHost:80", "localhost"), ("[::1]:80", "::1"), ("[::1]", "::1"), ("a.b.", "a.b"), ("127.0.0.1:1", "127.0.0.1")];
         for (authority, expected) in cases {
             assert_eq!(host_name(authority), expected);
         }

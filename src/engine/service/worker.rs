@@ -212,7 +212,8 @@ impl<'t> Worker<'t> {
     /// Every answer goes on by a token, and the prompt that came first by a window.
     fn turn(&mut self) -> Result<(), String> {
         let reads = |slot: &Slot<'_>| slot.job.as_ref().is_some_and(Job::is_reading);
-        let answering: Vec<usize> = (0..self.slots.len()).filter(|i| self.slots[*i].job.is_some() && !reads(&self.slots[*i])).collect();
+        let answering: Vec<usize> =
+            (0..self.slots.len()).filter(|i| self.slots[*i].job.is_some() && !reads(&self.slots[*i])).collect();
         let reading = (0..self.slots.len()).filter(|i| reads(&self.slots[*i])).min_by_key(|i| self.slots[*i].last_used);
         for index in answering.into_iter().chain(reading) {
             self.step(index)?;

@@ -103,9 +103,9 @@ fn choice(app: &App, head: &Head, index: usize, whole: &Whole) -> Json {
         if whole.text.is_empty() {
             message["content"] = Json::Null;
         }
-        let calls = whole.calls.iter().map(|call| {
-            json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } })
-        });
+        let calls = whole.calls.iter().map(
+            |call| json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": call.arguments } }),
+        );
         message["tool_calls"] = calls.collect();
     }
     let logprobs = head.logprobs.then(|| {

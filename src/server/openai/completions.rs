@@ -17,9 +17,9 @@ use crate::server::app::App;
 use crate::server::chat::{in_background, room};
 use crate::server::error::{ApiError, Shape, json_response};
 use crate::server::fields::{Fields, wrong};
+use crate::server::ids;
 use crate::server::sse::{self, Encoder, Frames};
 use crate::server::turn::{Out, Turn, Usage, Whole};
-use crate::server::ids;
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -134,9 +134,7 @@ fn read_prompts(app: &App, fields: &Fields<'_>) -> Result<Vec<Vec<TokenId>>, Api
     let path = fields.path("prompt");
     match fields.get("prompt") {
         None => Err(fields.error("prompt", "the text to go on from is missing")),
-        Some(Json::Array(items)) if items.iter().any(Json::is_number) => {
-            Ok(vec![read_tokens(app, items, &path)?])
-        }
+        Some(Json::Array(items)) if items.iter().any(Json::is_number) => Ok(vec![read_tokens(app, items, &path)?]),
         Some(Json::Array(items)) if items.is_empty() => Err(fields.error("prompt", "the list is empty")),
         Some(Json::Array(items)) if items.len() > MAX_PROMPTS => {
             Err(fields.error("prompt", format!("{} prompts were given and at most {MAX_PROMPTS} are possible", items.len())))
@@ -172,7 +170,9 @@ pub fn read_tokens(app: &App, items: &[Json], path: &str) -> Result<Vec<TokenId>
     let vocab = app.tokenizer.vocab_len() as u64;
     let id = |(i, item): (usize, &Json)| match item.as_u64() {
         Some(id) if id < vocab => Ok(TokenId(id as u32)),
-        _ => Err(ApiError::field(format!("{path}[{i}]"), format!("a token id from 0 to {} is expected", vocab.saturating_sub(1)))),
+        _ => {
+            Err(ApiError::field(format!("{path}[{i}]"), format!("a token id from 0 to {} is expected", vocab.saturating_sub(1))))
+        }
     };
     let tokens = items.iter().enumerate().map(id).collect::<Result<Vec<_>, _>>()?;
     if tokens.is_empty() { Err(ApiError::field(path, "the list of tokens is empty")) } else { Ok(tokens) }
@@ -218,8 +218,7 @@ impl Stream {
 
     fn envelope(&self, choices: Json, usage: Json) -> Json {
         let Head { id, created, model, .. } = &self.head;
-        let mut chunk =
-            json!({ "id": id, "object": "text_completion", "created": created, "model": model, "choices": choices });
+        let mut chunk = json!({ "id": id, "object": "text_completion", "created": created, "model": model, "choices": choices });
         if self.with_usage {
             chunk["usage"] = usage;
         }

@@ -114,8 +114,7 @@ impl Reply {
         if let Open::Message { id, text: whole } = &mut self.open {
             whole.push_str(text);
             let id = id.clone();
-            let body =
-                json!({ "item_id": id, "output_index": self.index(), "content_index": 0, "delta": text, "logprobs": [] });
+            let body = json!({ "item_id": id, "output_index": self.index(), "content_index": 0, "delta": text, "logprobs": [] });
             self.event("response.output_text.delta", body, frames);
         }
     }

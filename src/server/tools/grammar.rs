@@ -86,10 +86,7 @@ fn qwen_rules(text: &mut String, i: usize, tool: &ToolSpec) {
         let words = wanted.get("enum").and_then(Json::as_array);
         let tail = "\"\\n</parameter>\\n\"";
         let _ = match (is_text, words) {
-            (true, _) => writeln!(
-                rules,
-                "param_{i}_{p}: {head} value_{i}_{p}\nvalue_{i}_{p}[suffix={tail}]: /(.|\\n)*/"
-            ),
+            (true, _) => writeln!(rules, "param_{i}_{p}: {head} value_{i}_{p}\nvalue_{i}_{p}[suffix={tail}]: /(.|\\n)*/"),
             (false, Some(words)) => {
                 let bare = |word: &Json| literal(word.as_str().map_or_else(|| word.to_string(), str::to_owned).as_str());
                 let words: Vec<String> = words.iter().map(bare).collect();

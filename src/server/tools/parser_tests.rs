@@ -95,7 +95,8 @@ fn llama_calls() {
 
 #[test]
 fn what_is_no_call_stays_text() {
-    for text in ["plain", "a < b <tool", "see <tool_call> there", "<tool_call>{\"x\": 1}</tool_call>", "<tool_call>\n{\"name\": "] {
+    for text in ["plain", "a < b <tool", "see <tool_call> there", "<tool_call>{\"x\": 1}</tool_call>", "<tool_call>\n{\"name\": "]
+    {
         let joined = whole(ToolFormat::Hermes, text);
         assert_eq!((joined.text.as_str(), joined.calls.len()), (text, 0));
     }
@@ -135,9 +136,35 @@ fn cuts_at_every_place_change_nothing() {
 /// Fragments of the formats in any order, valid and not.
 fn soup() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
-        "<tool_call>", "</tool_call>", "<function=", "weather>", "noop>", "<parameter=", "city>", "days>", "</parameter>",
-        "</function>", "{\"name\": \"weather\"", ", \"arguments\": {", "\"a\": \"b\\\"", "}", "}}", "\n", " ", "text", "<", "ü",
-        "<|python_tag|>", ";", "\"", "\\", "[", "]", ",", ":", "3",
+        "<tool_call>",
+        "</tool_call>",
+        "<function=",
+        "weather>",
+        "noop>",
+        "<parameter=",
+        "city>",
+        "days>",
+        "</parameter>",
+        "</function>",
+        "{\"name\": \"weather\"",
+        ", \"arguments\": {",
+        "\"a\": \"b\\\"",
+        "}",
+        "}}",
+        "\n",
+        " ",
+        "text",
+        "<",
+        "ü",
+        "<|python_tag|>",
+        ";",
+        "\"",
+        "\\",
+        "[",
+        "]",
+        ",",
+        ":",
+        "3",
     ]);
     prop::collection::vec(words, 0..24).prop_map(|words| words.concat())
 }
