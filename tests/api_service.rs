@@ -88,7 +88,8 @@ fn a_long_prompt_does_not_starve_a_running_answer() {
     let mut first = send(&server, "POST", CHAT, &[], &body.to_string());
     first.head();
     first.chunk().expect("the first answer runs");
-    let first_id = order.lock().unwrap().last().cloned().unwrap();
+    eventually("the engine works on it", || !order.lock().unwrap().is_empty());
+    let first_id = order.lock().unwrap()[0].clone();
     let long = json!({ "messages": user(&long_text(600)), "max_tokens": 1 });
     ask(&server, CHAT, &long);
     drop(first);

@@ -19,7 +19,7 @@ fn content(reply: &Json) -> Json {
 
 fn weather() -> Json {
     json!({ "type": "function", "function": { "name": "weather", "description": "The weather", "parameters": {
-        "type": "object", "required": ["city", "days"], "additionalProperties": false,
+        "type": "object", "required": ["city", "days"],
         "properties": { "city": { "enum": ["Paris", "Oslo"] }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
     }}})
 }

@@ -184,12 +184,15 @@ impl<'t> Worker<'t> {
         let prompt = &next?.request.prompt;
         let free = || self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
         let fitting = free()
-            .map(|(index, slot)| (reusable(&slot.sequence, prompt), index))
-            // A conversation that shares little more than a greeting is worth keeping for its own next turn.
-            .filter(|(reuse, index)| *reuse > 0 && reuse * 2 >= self.slots[*index].sequence.len())
-            .max_by_key(|(reuse, _)| *reuse);
+            .map(|(index, slot)| (common(&slot.sequence, prompt), reusable(&slot.sequence, prompt), index))
+            // The same conversation, or more gained than lost. One that shares little more than a greeting is worth
+            // keeping for its own next turn.
+            .filter(|(common, reuse, index)| {
+                *reuse > 0 && (common * 10 >= prompt.len() * 9 || reuse * 2 >= self.slots[*index].sequence.len())
+            })
+            .max_by_key(|(_, reuse, _)| *reuse);
         let stale = || free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used));
-        fitting.map(|(_, index)| index).or_else(|| stale().map(|(index, _)| index))
+        fitting.map(|(_, _, index)| index).or_else(|| stale().map(|(index, _)| index))
     }
 
     fn admit(&mut self, index: usize, queued: Queued) -> Result<(), String> {
@@ -270,10 +273,13 @@ impl<'t> Worker<'t> {
     }
 }
 
+fn common(sequence: &Sequence, prompt: &[TokenId]) -> usize {
+    sequence.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+}
+
 /// Tokens of `prompt` that the sequence can be taken back to without computing.
 fn reusable(sequence: &Sequence, prompt: &[TokenId]) -> usize {
-    let common = sequence.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
-    sequence.restorable(common.min(prompt.len().saturating_sub(1))).0
+    sequence.restorable(common(sequence, prompt).min(prompt.len().saturating_sub(1))).0
 }
 
 fn record(shared: &Shared, job: &Job<'_>, word: &str) {

@@ -69,7 +69,17 @@ pub fn forced_call(
 
 fn json_rule(text: &mut String, i: usize, tool: &ToolSpec, key: &str) {
     let head = literal(&format!("{{\"name\": {}, \"{key}\": ", Json::String(tool.name.clone())));
-    let _ = writeln!(text, "call_{i}: {head} args_{i} \"}}\"\nargs_{i}: {}", schema(&tool.parameters));
+    let _ = writeln!(text, "call_{i}: {head} args_{i} \"}}\"\nargs_{i}: {}", arguments(&tool.parameters));
+}
+
+/// Arguments are those that the tool describes, unless it says otherwise.
+fn arguments(parameters: &Json) -> String {
+    let mut parameters = parameters.clone();
+    if let Json::Object(map) = &mut parameters {
+        map.entry("type").or_insert_with(|| json!("object"));
+        map.entry("additionalProperties").or_insert_with(|| json!(false));
+    }
+    schema(&parameters)
 }
 
 fn qwen_rules(text: &mut String, i: usize, tool: &ToolSpec) {
