@@ -243,3 +243,38 @@ fn silence_is_filled_with_comments() {
     assert!(progress.len() >= 2);
     assert_eq!(progress.last().unwrap()["processed"], progress[0]["total"]);
 }
+
+/// Open files of this process, where the system tells.
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
+}
+
+#[test]
+fn a_thousand_requests_leave_nothing_behind() {
+    let server = Setup::default().start();
+    let round = |count: usize| {
+        for i in 0..count {
+            match i % 10 {
+                0 => drop(ask(&server, CHAT, &json!({ "messages": user("Hi"), "max_tokens": 1 }))),
+                1 => assert_eq!(post(&server, CHAT, &json!({ "messages": 1 })).status, 400),
+                _ => drop(ask(&server, "/tokenize", &json!({ "content": "The red box" }))),
+            }
+        }
+        eventually("all connections are closed", || get(&server, "/v1/status").json()["waiting"] == 0);
+        (open_files(), strata::engine::process_memory().map_or(0, |memory| memory.resident_bytes))
+    };
+    let (files, bytes) = round(200);
+    let (files_after, bytes_after) = round(800);
+    // Other tests of this binary run beside this one and open files of their own.
+    assert!(files_after <= files + 60, "{files} open files became {files_after}");
+    assert!(bytes_after <= bytes + (256 << 20), "{bytes} bytes became {bytes_after}");
+}
+
+#[test]
+fn idle_connections_do_not_keep_the_server_from_stopping() {
+    let mut server = Setup { slots: 1, ..Setup::default() }.start();
+    let _idle: Vec<_> = (0..5).map(|_| std::net::TcpStream::connect(server.address()).unwrap()).collect();
+    let start = Instant::now();
+    server.stop();
+    assert!(start.elapsed() < Duration::from_secs(8));
+}

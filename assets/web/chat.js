@@ -97,6 +97,7 @@ function view(message, index) {
   element.append(body);
   if (message.role === "user") {
     action("Edit", () => edit(element, index));
+    if (index === current.messages.length - 1 && !running) action("Answer", answer);
   } else {
     action("Regenerate", () => regenerate(index));
   }
@@ -189,7 +190,8 @@ async function answer() {
     running = null;
     setRunning(false);
   }
-  if (conversation === current) show();
+  // A newer answer draws itself.
+  if (conversation === current && !running) show();
 }
 
 function take(message, event) {

@@ -1,16 +1,25 @@
-//! A listener that holds a limited number of connections open; more of them wait in the system's queue.
+//! Connections: a limited number of them, and none that holds its place without sending a request.
 
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::time::Duration;
 
-use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+/// Longest time for the head of a request, and for an open connection without one.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// After the system could not give a connection (too many open files, say).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// Holds a limited number of connections open; more of them wait in the system's queue.
 pub struct Limited {
     listener: TcpListener,
     permits: Arc<Semaphore>,
@@ -20,60 +29,46 @@ impl Limited {
     pub async fn bind(address: SocketAddr, most: usize) -> io::Result<Limited> {
         Ok(Limited { listener: TcpListener::bind(address).await?, permits: Arc::new(Semaphore::new(most.max(1))) })
     }
-}
 
-/// A connection and its right to be open.
-pub struct Connection {
-    stream: TcpStream,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Listener for Limited {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        // Tokens are small; waiting to join them would only delay them. A refusal costs nothing but that delay.
-        let _ = stream.set_nodelay(true);
-        (Connection { stream, _permit: permit }, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
+    pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
-}
 
-impl AsyncRead for Connection {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+    async fn accept(&self) -> (TcpStream, Option<OwnedSemaphorePermit>) {
+        // The semaphore is never closed.
+        let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    // Tokens are small; waiting to join them would only delay them. A refusal costs nothing but that.
+                    let _ = stream.set_nodelay(true);
+                    return (stream, permit);
+                }
+                Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+            }
+        }
     }
 }
 
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+/// Answers until told to stop, then lets what runs come to its end.
+pub async fn serve(listener: Limited, router: Router, mut stopped: watch::Receiver<bool>) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    let running = GracefulShutdown::new();
+    loop {
+        let (stream, permit) = tokio::select! {
+            accepted = listener.accept() => accepted,
+            // An error means that the server itself is gone.
+            _ = stopped.wait_for(|stop| *stop) => break,
+        };
+        let service = TowerToHyperService::new(router.clone());
+        let connection = running.watch(http.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            // What goes wrong on a connection is told to its client, if to anybody.
+            let _ = connection.await;
+            drop(permit);
+        });
     }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
+    drop(listener);
+    running.shutdown().await;
 }

@@ -53,18 +53,11 @@ impl Server {
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(threads).thread_name("http").enable_all().build()?;
-        let (stop, mut stopped) = watch::channel(false);
+        let (stop, stopped) = watch::channel(false);
         let listener = runtime.block_on(listener::Limited::bind(address, app.options.max_connections))?;
-        let address = axum::serve::Listener::local_addr(&listener)?;
+        let address = listener.address()?;
         let router = routes::router(Arc::clone(&app));
-        let ended = runtime.spawn(async move {
-            let signal = async move {
-                // An error means that the server itself is gone.
-                let _ = stopped.wait_for(|stop| *stop).await;
-            };
-            // Serving ends only by the signal; errors of single connections are theirs.
-            let _ = axum::serve(listener, router).with_graceful_shutdown(signal).await;
-        });
+        let ended = runtime.spawn(listener::serve(listener, router, stopped));
         Ok(Server { address, app, stop, runtime: Some(runtime), ended: Some(ended) })
     }
 
