@@ -156,6 +156,16 @@ fn bad_fields() -> Vec<(&'static str, Json, &'static str)> {
             json!({ "type": "json_schema", "json_schema": { "schema": { "type": "nonsense" } } }),
             "response_format",
         ),
+        (
+            "response_format",
+            json!({ "type": "json_schema", "json_schema": { "schema": { "$ref": "http://127.0.0.1:1/x.json" } } }),
+            "response_format",
+        ),
+        (
+            "response_format",
+            json!({ "type": "json_schema", "json_schema": { "schema": { "$ref": "file:///etc/hostname" } } }),
+            "response_format",
+        ),
         ("grammar", json!("start: ((("), "grammar"),
         ("reasoning_effort", json!("heroic"), "reasoning_effort"),
         ("chat_template_kwargs", json!(1), "chat_template_kwargs"),

@@ -17,7 +17,7 @@ use super::run::USUAL_CONTEXT_TOKENS;
 use super::text::{open_template, open_tokenizer};
 use crate::engine::service::{OpenEngine, Service, ServiceOptions, State};
 use crate::engine::{Engine, OpenOptions};
-use crate::server::{App, ModelFacts, Server, ServerOptions, listing};
+use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -154,12 +154,22 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
 /// Waits for ctrl-C, and says what happens to the engine meanwhile.
 fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     let mut restarts = 0;
+    let mut stalled = false;
     while !interrupt.is_set() {
         std::thread::sleep(Duration::from_millis(100));
         let status = server.app().service.status();
         if status.restarts > restarts {
             restarts = status.restarts;
             note(format!("error: the engine failed and is opened again: {}", status.last_failure.unwrap_or_default()));
+        }
+        if status.is_stalled(STALL) != stalled {
+            stalled = !stalled;
+            let activity = &status.activity;
+            let request = activity.request.as_deref().unwrap_or("no request");
+            note(match stalled {
+                true => format!("warning: no progress for {} s: {} ({request})", STALL.as_secs(), activity.what),
+                false => "the engine goes on".to_owned(),
+            });
         }
         if let State::Down(reason) = status.state {
             note(format!("error: the engine cannot be opened: {reason}; the next request tries again"));

@@ -71,9 +71,8 @@ pub async fn in_background<T: Send + 'static>(
     app: &Arc<App>,
     work: impl FnOnce(&App) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let Ok(_permit) = app.preparing.try_acquire() else {
-        return Err(ApiError::new(Kind::Busy, "too many requests are being prepared at once; try again later"));
-    };
+    // The semaphore is never closed.
+    let _permit = app.preparing.acquire().await.ok();
     let shared = Arc::clone(app);
     let done = tokio::task::spawn_blocking(move || work(&shared)).await;
     done.unwrap_or_else(|_| Err(ApiError::new(Kind::Internal, "preparing the request failed; this is a defect of the server")))

@@ -32,6 +32,9 @@ pub use app::{App, ModelFacts, ServerOptions};
 pub use openapi::build as openapi_document;
 pub use routes::listing;
 
+/// A step of the engine that takes longer than this is told as a stall.
+pub const STALL: Duration = Duration::from_secs(60);
+
 /// After a request to stop, running answers get this long to say so to their clients.
 const FAREWELL: Duration = Duration::from_secs(3);
 

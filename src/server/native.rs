@@ -1,13 +1,14 @@
 //! Strata's own routes, several of them as llama.cpp's server has them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::extract::Request as HttpRequest;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value as Json, json};
 
+use super::STALL;
 use super::app::App;
 use super::chat::in_background;
 use super::error::{ApiError, json_response, text_response};
@@ -18,18 +19,10 @@ use crate::engine::{available_memory_bytes, process_memory};
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
-/// A step that takes longer than this is told as a stall.
-const STALL: Duration = Duration::from_secs(60);
-
-fn is_stalled(status: &Status) -> bool {
-    let waits = status.activity.what.starts_with("waiting") || status.state != State::Ready;
-    !waits && status.activity.since.elapsed() > STALL
-}
-
 pub async fn health(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
     let status = app.service.status();
     let (code, word) = match &status.state {
-        State::Ready if is_stalled(&status) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
+        State::Ready if status.is_stalled(STALL) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
         State::Ready => (StatusCode::OK, "ok"),
         other => (StatusCode::SERVICE_UNAVAILABLE, other.name()),
     };
@@ -111,7 +104,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
         "model": { "id": app.options.model_name, "name": app.model.name, "file": app.model.file, "vocab": app.model.vocab,
                    "context": app.model.context, "trained_context": app.model.trained_context },
         "state": status.state.name(),
-        "stalled": is_stalled(&status),
+        "stalled": status.is_stalled(STALL),
         "restarts": status.restarts,
         "last_failure": failure,
         "uptime_seconds": ids::now().saturating_sub(ids::unix_seconds(app.started)),

@@ -141,6 +141,12 @@ impl Status {
         }
     }
 
+    /// Whether the engine is open and has been at one step for longer than `most`.
+    pub fn is_stalled(&self, most: Duration) -> bool {
+        let waits = self.activity.what.starts_with("waiting") || self.state != State::Ready;
+        !waits && self.activity.since.elapsed() > most
+    }
+
     pub(super) fn begin(&mut self, what: &'static str, request: Option<&str>) {
         self.activity = Activity { what, request: request.map(str::to_owned), since: Instant::now() };
     }
