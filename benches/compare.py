@@ -60,8 +60,8 @@ def peer(path, prompt, generate, threads):
 def strata(binary, path, prompt, generate, threads):
     command = [binary, "bench", "-m", path, "-p", str(prompt), "-n", str(generate), "-t", str(threads), "-r", "1", "--json"]
     out = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    speeds = {test["kind"]: test["tokens_per_s"]["median"] for test in out["tests"]}
-    return speeds["prompt"], speeds["decode"]
+    speeds = {result["test"]: result["median_tokens_per_second"] for result in out["results"]}
+    return speeds[f"pp{prompt}"], speeds[f"tg{generate}"]
 
 
 def main():

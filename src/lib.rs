@@ -8,6 +8,8 @@ pub mod cli;
 pub mod engine;
 pub mod gguf;
 pub mod model;
+pub mod plan;
+pub mod probe;
 pub mod program;
 pub mod quant;
 pub mod sample;

@@ -3,31 +3,13 @@
 
 mod common;
 
-use std::num::NonZeroUsize;
-use std::sync::Arc;
-
 use common::npz::Npz;
 use common::*;
-use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::engine::{Engine, EngineError, OpenOptions, Placement};
-use strata::gguf::ModelFiles;
-use strata::model::Model;
+use strata::backend::cpu::Mode;
+use strata::engine::{Engine, EngineError};
 use strata::units::TokenId;
 
 const CHUNK: u32 = 64;
-
-/// The layers before each of `ends`, every range on a CPU device of its own.
-fn open_split(name: &str, mode: Mode, ends: &[u32], options: OpenOptions) -> Result<Engine, EngineError> {
-    let files = Arc::new(ModelFiles::open(&model_path(name)).expect("the fixture opens"));
-    let model = Arc::new(Model::open(&files).expect("the fixture is valid"));
-    let mut start = 0;
-    let placements = ends.iter().map(|end| {
-        let threads = NonZeroUsize::new(2).expect("threads");
-        let cpu = CpuBackend::new(CpuOptions::new(mode).with_threads(threads)).expect("the backend opens");
-        Placement { layers: std::mem::replace(&mut start, *end)..*end, backend: Box::new(cpu) }
-    });
-    Engine::open_split(Arc::clone(&files), model, placements.collect(), options, &mut |_| ())
-}
 
 fn prompt(name: &str, prompt: usize) -> Vec<TokenId> {
     ids(&Npz::open(&fixture(&format!("{name}.reference.npz"))).ints(&format!("p{prompt}_tokens")))
@@ -58,7 +40,7 @@ fn two_three_and_four_devices_give_the_bits_of_one() {
             let options = options(mode, 560, CHUNK);
             let one = session(&mut open_with(name, mode, 2, options.clone()), &tokens);
             for ends in &splits {
-                let mut engine = open_split(name, mode, ends, options.clone()).expect("the split opens");
+                let mut engine = split_path(&model_path(name), mode, ends, options.clone()).expect("the split opens");
                 assert!(session(&mut engine, &tokens) == one, "{name} {mode:?}: split before {ends:?} differs");
             }
         }
@@ -68,7 +50,7 @@ fn two_three_and_four_devices_give_the_bits_of_one() {
 #[test]
 fn a_split_that_does_not_hold_every_layer_in_order_is_refused() {
     for ends in [vec![], vec![3], vec![2, 5], vec![4, 4], vec![2, 1, 4]] {
-        match open_split(RANDOM, Mode::Reference, &ends, options(Mode::Reference, 64, CHUNK)) {
+        match split_path(&model_path(RANDOM), Mode::Reference, &ends, options(Mode::Reference, 64, CHUNK)) {
             Err(EngineError::Split { layers: 4, .. }) => {}
             other => panic!("{ends:?}: {:?}", other.map(drop)),
         }

@@ -2,6 +2,7 @@
 
 use super::error::CliError;
 use super::output::{Output, note_part, stderr_is_terminal};
+use super::text::Form;
 use crate::engine::{Engine, Finish, GenerateError, Generation, Progress};
 use crate::state::Sequence;
 use crate::tokenizer::{Part, ThinkSplitter};
@@ -23,6 +24,8 @@ pub fn generate_error(error: GenerateError) -> CliError {
 
 pub struct Answer {
     splitter: Option<ThinkSplitter>,
+    /// Blanks before the answer belong to the form of the prompt.
+    trims: bool,
     show: Show,
     out: Output,
     pub text: String,
@@ -30,8 +33,13 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub fn new(splitter: ThinkSplitter, show: Show) -> Answer {
-        Answer { splitter: Some(splitter), show, out: Output::new(), text: String::new(), thinking: String::new() }
+    pub fn new(form: &Form, show: Show) -> Answer {
+        let (splitter, trims) = match form {
+            Form::Chat(splitter) => (Some(splitter.clone()), false),
+            Form::Dialogue => (None, true),
+            Form::Raw => (None, false),
+        };
+        Answer { splitter, trims, show, out: Output::new(), text: String::new(), thinking: String::new() }
     }
 
     /// Pulls the generation to its end.
@@ -45,13 +53,13 @@ impl Answer {
             match generation.step(engine, sequence).map_err(generate_error)? {
                 Progress::Prompt { .. } => {}
                 Progress::Token { text, .. } => {
-                    let parts = self.splitter.as_mut().map(|s| s.push(&text)).unwrap_or_default();
+                    let parts = self.split(text);
                     self.take(parts)?;
                 }
                 Progress::End { finish, text } => {
-                    if let Some(mut splitter) = self.splitter.take() {
-                        let parts = splitter.push(&text);
-                        self.take(parts)?;
+                    let parts = self.split(text);
+                    self.take(parts)?;
+                    if let Some(splitter) = self.splitter.take() {
                         self.take(splitter.finish())?;
                     }
                     break finish;
@@ -62,6 +70,14 @@ impl Answer {
             self.out.stream("\n")?;
         }
         Ok(finish)
+    }
+
+    fn split(&mut self, text: String) -> Vec<Part> {
+        match &mut self.splitter {
+            Some(splitter) => splitter.push(&text),
+            None if self.trims && self.text.is_empty() => vec![Part::Answer(text.trim_start().to_owned())],
+            None => vec![Part::Answer(text)],
+        }
     }
 
     fn take(&mut self, parts: Vec<Part>) -> Result<(), CliError> {

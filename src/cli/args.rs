@@ -51,7 +51,7 @@ pub struct ComputeArgs {
 #[derive(Debug, Clone, Args)]
 pub struct ContextArgs {
     /// Tokens that the conversation can hold, prompt and answer together; 0 is what the model was trained for
-    /// [default: 4096, more if the prompt and -n need it, never more than the model was trained for]
+    /// [default: 4096, in a chat 8192; more if the prompt and -n need it, never more than the model was trained for]
     #[arg(short, long, value_name = "N", help_heading = "Computing")]
     pub ctx_size: Option<u32>,
 }
@@ -64,22 +64,22 @@ pub struct SamplingArgs {
     #[arg(short = 'n', long = "predict", alias = "n-predict", value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..=1 << 32))]
     pub predict: i64,
     /// Randomness: 0 always takes the likeliest token
-    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.8, value_parser = not_negative)]
+    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.8, allow_negative_numbers = true, value_parser = not_negative)]
     pub temp: f32,
     /// Choose among the K likeliest tokens; 0 is all
     #[arg(long, value_name = "K", default_value_t = 40)]
     pub top_k: u32,
     /// Choose among the likeliest tokens that make up this share; 1 is all
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = positive_share)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true, value_parser = positive_share)]
     pub top_p: f32,
     /// Drop tokens less likely than this share of the likeliest; 0 is none
-    #[arg(long, value_name = "P", default_value_t = 0.05, value_parser = share)]
+    #[arg(long, value_name = "P", default_value_t = 0.05, allow_negative_numbers = true, value_parser = share)]
     pub min_p: f32,
     /// Seed of the random choices: the same seed gives the same text; -1 is a new one each time
     #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i64).range(-1..))]
     pub seed: i64,
     /// Divide the scores of tokens that occurred already by this; 1 is off
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true, value_parser = positive)]
     pub repeat_penalty: f32,
     /// How many of the last tokens the penalties look at; 0 is none, -1 is all
     #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..))]

@@ -129,24 +129,9 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
     };
     let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
     let mut bench = Bench { sequence: loaded.engine.start()?, vocab: opened.model.dims().vocab, roof };
-    let parameters = opened.files.tensors().iter().fold(0u64, |sum, t| sum.saturating_add(t.elements()));
     let mut out = Output::new();
     if !args.json {
-        out.line(format!(
-            "{} ({}, {} weights), {}, threads {}, kv {}, prompt chunks of {}",
-            opened.model.name,
-            HumanBytes(opened.files.total_bytes()),
-            parameters,
-            arithmetic(&loaded),
-            loaded.threads,
-            loaded.engine.options().kv.name(),
-            loaded.engine.options().prompt_rows,
-        ))?;
-        let roof = roof.map_or("memory not measured".to_owned(), |r| format!("memory reads {} GB/s", short(r)));
-        out.line(format!("{roof}; {} repetitions after a warm-up\n", args.repetitions))?;
-        out.line("| test           | median tok/s |      min |      max |     GB/s | of memory |")?;
-        out.line("| -------------- | -----------: | -------: | -------: | -------: | --------: |")?;
-        out.flush()?;
+        table_head(&mut out, &opened, &loaded, roof, args.repetitions)?;
     }
     let mut results = Vec::with_capacity(tests.len());
     for test in tests {
@@ -162,7 +147,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
             model: &opened.model.name,
             file: opened.files.name(),
             model_bytes: opened.files.total_bytes(),
-            parameters,
+            parameters: parameters(&opened),
             threads: loaded.threads,
             arithmetic: arithmetic(&loaded),
             ubatch_size: loaded.engine.options().prompt_rows,
@@ -185,6 +170,35 @@ fn tests(args: &BenchArgs) -> Vec<Test> {
         }
     }
     tests
+}
+
+fn parameters(opened: &OpenModel) -> u64 {
+    opened.files.tensors().iter().fold(0, |sum, t| sum.saturating_add(t.elements()))
+}
+
+/// What is measured and with what, and the head of the table.
+fn table_head(
+    out: &mut Output,
+    opened: &OpenModel,
+    loaded: &Loaded,
+    roof: Option<f64>,
+    repetitions: u32,
+) -> Result<(), CliError> {
+    let options = loaded.engine.options();
+    out.line(format!(
+        "{} ({}, {} weights), {}, kv {}, prompt chunks of {}",
+        opened.model.name,
+        HumanBytes(opened.files.total_bytes()),
+        parameters(opened),
+        arithmetic(loaded),
+        options.kv.name(),
+        options.prompt_rows,
+    ))?;
+    let roof = roof.map_or("memory not measured".to_owned(), |r| format!("memory reads {} GB/s", short(r)));
+    out.line(format!("{roof}; {repetitions} repetitions after a warm-up\n"))?;
+    out.line("| test           | median tok/s |      min |      max |     GB/s | of memory |")?;
+    out.line("| -------------- | -----------: | -------: | -------: | -------: | --------: |")?;
+    out.flush()
 }
 
 fn table_row(outcome: &Outcome) -> String {

@@ -39,8 +39,9 @@ pub enum CliError {
     Failed(String),
     #[error("cannot {action} '{path}': {source}")]
     Io { action: &'static str, path: String, source: io::Error },
+    /// `told` if the user has been told already.
     #[error("interrupted")]
-    Interrupted,
+    Interrupted { told: bool },
     /// Whoever read our standard output has gone. Not an error: `strata ... | head` is fine.
     #[error("standard output was closed")]
     OutputClosed,
@@ -61,7 +62,7 @@ impl CliError {
             CliError::OutputClosed => exit::OK,
             CliError::Usage(_) => exit::USAGE,
             CliError::Refused(_) => exit::REFUSED,
-            CliError::Interrupted => exit::INTERRUPTED,
+            CliError::Interrupted { .. } => exit::INTERRUPTED,
             CliError::Gguf(_)
             | CliError::Model { .. }
             | CliError::File { .. }
@@ -73,12 +74,12 @@ impl CliError {
 
     /// Whether a line on standard error is due.
     pub fn is_silent(&self) -> bool {
-        matches!(self, CliError::OutputClosed)
+        matches!(self, CliError::OutputClosed | CliError::Interrupted { told: true })
     }
 }
 
 impl From<EngineError> for CliError {
     fn from(error: EngineError) -> CliError {
-        if error.is_interruption() { CliError::Interrupted } else { CliError::Engine(error) }
+        if error.is_interruption() { CliError::Interrupted { told: false } } else { CliError::Engine(error) }
     }
 }

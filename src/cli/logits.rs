@@ -81,7 +81,7 @@ pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     for window in tokens.chunks(rows as usize) {
         feed(&mut loaded, &mut sequence, window, &mut file, dump.as_mut())?;
         if interrupt.is_set() {
-            return Err(CliError::Interrupted);
+            return Err(CliError::Interrupted { told: false });
         }
     }
     let seconds = start.elapsed().as_secs_f64();

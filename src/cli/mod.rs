@@ -93,8 +93,10 @@ pub fn main() -> ExitCode {
     match cli.verb.run() {
         Ok(()) => ExitCode::from(exit::OK),
         Err(error) => {
-            if !error.is_silent() {
-                output::note(format!("error: {error}"));
+            match error {
+                _ if error.is_silent() => {}
+                CliError::Interrupted { .. } => output::note("interrupted"),
+                _ => output::note(format!("error: {error}")),
             }
             ExitCode::from(error.exit_code())
         }

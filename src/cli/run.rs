@@ -12,9 +12,9 @@ use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Stopping};
 use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
-use super::text::{Prompt, chat_prompt, first_messages, open_template, open_tokenizer, raw_prompt};
+use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
 use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
-use crate::tokenizer::{ShowSpecial, ThinkSplitter, Tokenizer};
+use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -74,7 +74,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let text = read_prompt(args)?;
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
-    let prompt = make_prompt(args, &opened, &tokenizer, &text)?;
+    let (prompt, stops) = make_prompt(args, &opened, &tokenizer, &text)?;
     if args.verbose_prompt {
         note(format!("{}\n({} tokens)", prompt.text, prompt.tokens.len()));
     }
@@ -98,9 +98,8 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         ..OpenOptions::default()
     };
     let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
-    let splitter = ThinkSplitter::after_prompt(if args.raw { "" } else { &prompt.text });
-    let mut generation = start(args, &loaded, &tokenizer, prompt, &interrupt)?;
-    let mut answer = Answer::new(splitter, if args.json { Show::Nothing } else { Show::Stream });
+    let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
+    let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
@@ -120,17 +119,19 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             report,
         })?;
     } else {
-        if finish == Finish::ContextFull {
-            note("note: the context is full; a larger --ctx-size holds a longer answer");
+        match finish {
+            Finish::ContextFull => note("note: the context is full; a larger --ctx-size holds a longer answer"),
+            Finish::Interrupted => note("interrupted"),
+            Finish::EndToken(_) | Finish::StopText(_) | Finish::MaxTokens => {}
         }
         note(report.line());
     }
-    if stopped { Err(CliError::Interrupted) } else { Ok(()) }
+    if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
 }
 
 /// Without `-n` and `--ctx-size`, room for an answer of this length.
 const USUAL_ANSWER_TOKENS: usize = 2048;
-pub const USUAL_CONTEXT_TOKENS: u32 = 4096;
+const USUAL_CONTEXT_TOKENS: u32 = 4096;
 
 fn read_prompt(args: &RunArgs) -> Result<String, CliError> {
     let words = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
@@ -155,29 +156,31 @@ fn read_stdin() -> Result<String, CliError> {
     Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
 }
 
-fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: &str) -> Result<Prompt, CliError> {
+/// The prompt, and the texts that end its answer besides those the user named.
+fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: &str) -> Result<(Prompt, Vec<String>), CliError> {
     if args.raw {
         if args.template.system.is_some() {
             return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".into()));
         }
-        return raw_prompt(tokenizer, text);
+        return Ok((raw_prompt(tokenizer, text)?, Vec::new()));
     }
-    let template = open_template(&opened.files, tokenizer)?;
-    chat_prompt(tokenizer, &template, &first_messages(&args.template, text), args.template.thinking())
+    let chat = Chat::open(&opened.files, tokenizer)?;
+    let prompt = chat.prompt(tokenizer, &first_messages(&args.template, text), args.template.thinking())?;
+    Ok((prompt, chat.stops()))
 }
 
 fn start<'a>(
     args: &RunArgs,
     loaded: &Loaded,
     tokenizer: &'a Tokenizer,
-    prompt: Prompt,
+    (prompt, stops): (Prompt, Vec<String>),
     interrupt: &Interrupt,
 ) -> Result<Generation<'a>, CliError> {
     let options = GenerateOptions {
         max_tokens: args.sampling.max_tokens(),
-        stop: args.sampling.reverse_prompt.clone(),
+        stop: args.sampling.reverse_prompt.iter().cloned().chain(stops).collect(),
         ignore_eos: args.sampling.ignore_eos,
-        show: if args.raw { ShowSpecial::Yes } else { ShowSpecial::ExceptEog },
+        show: if matches!(prompt.form, Form::Raw) { ShowSpecial::Yes } else { ShowSpecial::ExceptEog },
         interrupt: interrupt.flag(),
         ..GenerateOptions::default()
     };

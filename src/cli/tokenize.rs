@@ -9,7 +9,7 @@ use super::args::{ModelArgs, TemplateArgs};
 use super::error::CliError;
 use super::open::open_files;
 use super::output::Output;
-use super::text::{chat_prompt, first_messages, open_template, open_tokenizer};
+use super::text::{Chat, first_messages, open_tokenizer};
 use super::tokens::parse_tokens;
 use crate::tokenizer::{ShowSpecial, Special, Tokenizer};
 use crate::units::TokenId;
@@ -74,8 +74,8 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), CliError> {
     }
     let text = read_text(args)?;
     let (text, ids) = if args.chat {
-        let template = open_template(&files, &tokenizer)?;
-        let prompt = chat_prompt(&tokenizer, &template, &first_messages(&args.template, &text), args.template.thinking())?;
+        let chat = Chat::open(&files, &tokenizer)?;
+        let prompt = chat.prompt(&tokenizer, &first_messages(&args.template, &text), args.template.thinking())?;
         (prompt.text, prompt.tokens)
     } else {
         let special = if args.special { Special::Parse } else { Special::AsText };

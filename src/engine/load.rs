@@ -7,8 +7,9 @@ use std::time::Duration;
 use super::EngineError;
 use crate::backend::Backend;
 use crate::gguf::{GgufError, ModelFiles, TensorInfo};
-use crate::model::ModelError;
+use crate::model::{ModelError, Tensors};
 use crate::program::{ArenaKind, Slice, Stage, WeightDecl};
+use crate::quant::Format;
 
 /// Bytes of one read.
 const PIECE_BYTES: u64 = 4 << 20;
@@ -50,6 +51,9 @@ pub fn load_stage(
         let missing = || ModelError::MissingTensor { tensor: weight.tensor.clone() };
         let tensor = files.tensor(&weight.tensor).ok_or_else(missing)?;
         if tensor.format == weight.format {
+            if weight.format == Format::F32 && weight.rows == 1 && weight.experts == 1 {
+                read_floats(files, tensor)?;
+            }
             split(weight, tensor, &mut pieces);
         } else {
             convert(files, weight, tensor, backend)?;
@@ -78,13 +82,20 @@ fn split<'a>(weight: &WeightDecl, tensor: &'a TensorInfo, pieces: &mut Vec<Piece
 
 /// A small float tensor that the device holds in another float format.
 fn convert(files: &ModelFiles, weight: &WeightDecl, tensor: &TensorInfo, backend: &mut dyn Backend) -> Result<(), EngineError> {
-    let mut stored = vec![0; tensor.bytes as usize];
-    files.read_at(tensor, 0, &mut stored)?;
-    let mut floats = vec![0f32; weight.cols as usize * weight.rows as usize];
-    let refused = |reason: String| ModelError::Format { tensor: tensor.name.clone(), format: tensor.format.name(), reason };
-    tensor.format.decode_row(&stored, &mut floats).map_err(|e| refused(e.to_string()))?;
-    backend.upload(weight.slice(0), bytemuck::cast_slice(&floats))?;
+    backend.upload(weight.slice(0), bytemuck::cast_slice(&read_floats(files, tensor)?))?;
     Ok(())
+}
+
+/// A vector of a model: norms and biases. One that is not finite would make every answer senseless.
+fn read_floats(files: &ModelFiles, tensor: &TensorInfo) -> Result<Vec<f32>, EngineError> {
+    let floats = Tensors::new(files).read_floats(&tensor.name)?;
+    match floats.iter().position(|x| !x.is_finite()) {
+        Some(at) => {
+            let problem = format!("element {at} is {}; the file is damaged or badly converted", floats[at]);
+            Err(ModelError::Values { tensor: tensor.name.clone(), problem }.into())
+        }
+        None => Ok(floats),
+    }
 }
 
 fn read_in_place(

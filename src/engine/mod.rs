@@ -107,7 +107,14 @@ impl OpenOptions {
         if self.prompt_rows > decode_rows {
             programs.push(("prompt".to_string(), shape(self.prompt_rows)));
         }
-        StageOptions { layers, slots: self.slots, cells: self.context, kv: self.kv, versions: self.undo_tokens + 1, programs }
+        StageOptions {
+            layers,
+            slots: self.slots,
+            cells: self.context,
+            kv: self.kv,
+            versions: self.undo_tokens.saturating_add(1),
+            programs,
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use crate::program::{
     check_stage,
 };
 
+const MAX_VERSIONS: u32 = 1 << 16;
+
 /// A builder for the layers that the options ask for.
 pub(super) fn decode_layers(options: &StageOptions, total: u32) -> Result<StageBuilder, ModelError> {
     let range = &options.layers;
@@ -18,6 +20,11 @@ pub(super) fn decode_layers(options: &StageOptions, total: u32) -> Result<StageB
         if value == 0 {
             return Err(ModelError::Unsupported { problem: format!("{what} must be at least 1") });
         }
+    }
+    // Conv histories keep a row a version.
+    if options.versions > MAX_VERSIONS {
+        let problem = format!("{} state versions are too many; at most {MAX_VERSIONS} are kept", options.versions);
+        return Err(ModelError::Unsupported { problem });
     }
     Ok(StageBuilder::new(format!("layers {}..{}", range.start, range.end)))
 }

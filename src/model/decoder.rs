@@ -4,8 +4,8 @@
 use super::blocks::{Moe, decode_layers, finish_stage, gated_part};
 use super::rope::{RopeConfig, Scaling};
 use super::tensors::Linear;
-use super::{Architecture, Dims, ModelError, StageOptions, Tensors};
-use crate::gguf::{Metadata, ModelFiles};
+use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len};
+use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
     Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, Stage,
     StageBuilder, StateId, StateKind, View, WeightId,
@@ -18,23 +18,59 @@ struct Variant {
     name: &'static str,
     pairing: RopePairing,
     activation: GateActivation,
+    /// Every head of queries and keys is normed.
+    head_norms: bool,
     /// Norms after attention and feed-forward, before the residual; embeddings times `sqrt(width)`; every sixth layer
     /// attends to everything, the others to a sliding window with their own rotary base.
     gemma: bool,
+    /// There is no dense form.
+    moe: bool,
 }
 
+const LLAMA: Variant = Variant {
+    name: "llama",
+    pairing: RopePairing::Adjacent,
+    activation: GateActivation::Silu,
+    head_norms: false,
+    gemma: false,
+    moe: false,
+};
+const QWEN: Variant = Variant { pairing: RopePairing::Half, ..LLAMA };
+
 const VARIANTS: &[Variant] = &[
-    Variant { name: "llama", pairing: RopePairing::Adjacent, activation: GateActivation::Silu, gemma: false },
-    Variant { name: "qwen2", pairing: RopePairing::Half, activation: GateActivation::Silu, gemma: false },
-    Variant { name: "qwen3", pairing: RopePairing::Half, activation: GateActivation::Silu, gemma: false },
-    Variant { name: "qwen3moe", pairing: RopePairing::Half, activation: GateActivation::Silu, gemma: false },
-    Variant { name: "gemma3", pairing: RopePairing::Half, activation: GateActivation::GeluTanh, gemma: true },
+    LLAMA,
+    Variant { name: "qwen2", ..QWEN },
+    Variant { name: "qwen3", head_norms: true, ..QWEN },
+    Variant { name: "qwen3moe", head_norms: true, moe: true, ..QWEN },
+    Variant { name: "gemma3", head_norms: true, activation: GateActivation::GeluTanh, gemma: true, ..QWEN },
+];
+
+/// What the stage reads of a layer, without the ending `.weight`, `.bias` or `.scale`.
+const LAYER_TENSORS: &[&str] = &[
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "attn_q_norm",
+    "attn_k_norm",
+    "post_attention_norm",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+    "ffn_gate_inp",
+    "ffn_gate_exps",
+    "ffn_up_exps",
+    "ffn_down_exps",
+    "ffn_gate_up_exps",
+    "post_ffw_norm",
 ];
 
 /// Layers of one period of Gemma's window pattern; the last of them attends to everything.
 const GEMMA_PERIOD: u32 = 6;
-/// Rotary base of Gemma's sliding-window layers.
-const GEMMA_LOCAL_BASE: f64 = 10_000.0;
+/// Rotary base of Gemma's sliding-window layers where the file says nothing.
+const GEMMA_LOCAL_BASE: f32 = 10_000.0;
 /// Gemma 3 27B scales queries by `width / heads`, not by the head size. It is the one with this many layers.
 const GEMMA_27B_LAYERS: u32 = 62;
 
@@ -59,7 +95,10 @@ struct Config {
     hidden: u32,
     experts: Option<ExpertsConfig>,
     rope: RopeConfig,
-    window: Option<u32>,
+    /// Rotary base of local layers.
+    local_base: f64,
+    /// Newest tokens that each layer attends to; `None` for all.
+    windows: Vec<Option<u32>>,
     attention_scale: f32,
 }
 
@@ -76,14 +115,17 @@ pub(super) fn open(files: &ModelFiles) -> Result<Box<dyn Architecture>, ModelErr
 /// `rope_freqs.weight` of Llama 3.1 and later.
 fn rope_factors(files: &ModelFiles, pairs: u32) -> Result<Option<Vec<f32>>, ModelError> {
     let Some(tensor) = files.tensor("rope_freqs.weight") else { return Ok(None) };
-    Tensors::new(files).shaped("rope_freqs.weight", &[pairs])?;
+    let tensors = Tensors::new(files);
+    tensors.shaped("rope_freqs.weight", &[pairs])?;
     if tensor.format != Format::F32 {
         let reason = "rotary factors must be F32".into();
         return Err(ModelError::Format { tensor: tensor.name.clone(), format: tensor.format.name(), reason });
     }
-    let mut bytes = vec![0; pairs as usize * 4];
-    files.read_at(tensor, 0, &mut bytes)?;
-    let factors: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    let factors = match tensors.read_floats("rope_freqs.weight") {
+        // Plans are made from a header alone.
+        Err(ModelError::Read(GgufError::NoData { .. })) => return Ok(None),
+        factors => factors?,
+    };
     match factors.iter().find(|f| !(f.is_finite() && **f > 0.0)) {
         Some(bad) => Err(ModelError::invalid("rope_freqs.weight", bad, "rotary factors must be above 0")),
         None => Ok(Some(factors)),
@@ -98,17 +140,35 @@ impl Config {
             value => Ok(value),
         };
         let width = positive("embedding_length")?;
+        row_len(key("embedding_length"), width, &[width])?;
         let layers = positive("block_count")?;
+        check_layers(key("block_count"), layers)?;
+        refuse_unknown_traits(metadata, variant)?;
         let context = positive("context_length")?;
-        let heads = positive("attention.head_count")?;
-        let kv_heads = metadata.opt_u32(&key("attention.head_count_kv"))?.unwrap_or(heads);
+        let uniform = |name: &str| opt_uniform(metadata, &key(name), layers);
+        let heads = uniform("attention.head_count")?.map_or_else(|| positive("attention.head_count"), Ok)?;
+        if heads == 0 {
+            return Err(ModelError::invalid(key("attention.head_count"), 0, "it must be above 0"));
+        }
+        let kv_heads = uniform("attention.head_count_kv")?.unwrap_or(heads);
         if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(ModelError::invalid(key("attention.head_count_kv"), kv_heads, format!("it must divide {heads} heads")));
         }
-        let head_dim = metadata.opt_u32(&key("attention.key_length"))?.unwrap_or(width / heads);
+        let head_dim = match metadata.opt_u32(&key("attention.key_length"))? {
+            Some(0) => return Err(ModelError::invalid(key("attention.key_length"), 0, "it must be above 0")),
+            Some(dim) => dim,
+            None if width.is_multiple_of(heads) => width / heads,
+            None => {
+                let problem = format!("without attention.key_length it must divide the width of {width}");
+                return Err(ModelError::invalid(key("attention.head_count"), heads, problem));
+            }
+        };
+        check_head_dim(key("attention.key_length"), head_dim)?;
+        row_len(key("attention.head_count"), heads, &[heads, head_dim])?;
         let value_dim = metadata.opt_u32(&key("attention.value_length"))?.unwrap_or(head_dim);
-        if head_dim == 0 || value_dim != head_dim {
-            return Err(ModelError::invalid(key("attention.value_length"), value_dim, format!("it must equal {head_dim}")));
+        if value_dim != head_dim {
+            let problem = format!("it must equal the key length of {head_dim}");
+            return Err(ModelError::invalid(key("attention.value_length"), value_dim, problem));
         }
         let eps = metadata.f32(&key("attention.layer_norm_rms_epsilon"))?;
         if !(eps.is_finite() && eps > 0.0) {
@@ -116,9 +176,20 @@ impl Config {
         }
         let vocab = tensors.rows_of("token_embd.weight")?;
         let vocab = u32::try_from(vocab).map_err(|_| ModelError::invalid("token_embd.weight", vocab, "too many rows"))?;
-        let experts = read_experts(metadata, variant)?;
-        let hidden = if experts.is_some() { 0 } else { positive("feed_forward_length")? };
-        let window = if variant.gemma { metadata.opt_u32(&key("attention.sliding_window"))?.filter(|w| *w > 0) } else { None };
+        tensors.shaped("token_embd.weight", &[width, vocab])?;
+        let experts = read_experts(metadata, variant, layers)?;
+        let hidden = match &experts {
+            Some(_) => 0,
+            None => uniform("feed_forward_length")?.map_or_else(|| positive("feed_forward_length"), Ok)?,
+        };
+        if hidden == 0 && experts.is_none() {
+            return Err(ModelError::invalid(key("feed_forward_length"), 0, "it must be above 0"));
+        }
+        row_len(key("feed_forward_length"), hidden, &[hidden])?;
+        let windows = if variant.gemma { read_windows(metadata, layers)? } else { vec![None; layers as usize] };
+        let local_base = if variant.gemma { metadata.opt_f32(&key("rope.freq_base_swa"))? } else { None };
+        let local_base = local_base.unwrap_or(GEMMA_LOCAL_BASE);
+        check_base(key("rope.freq_base_swa"), local_base)?;
         let scaled_dim = if variant.gemma && layers == GEMMA_27B_LAYERS { width / heads } else { head_dim };
         Ok(Config {
             variant,
@@ -133,34 +204,94 @@ impl Config {
             hidden,
             experts,
             rope: read_rope(metadata, variant, head_dim, context)?,
-            window,
+            local_base: f64::from(local_base),
+            windows,
             attention_scale: 1.0 / (scaled_dim as f32).sqrt(),
         })
     }
+}
 
-    /// Whether a layer attends only to the sliding window.
-    fn is_local(&self, layer: u32) -> bool {
-        self.window.is_some() && !(layer + 1).is_multiple_of(GEMMA_PERIOD)
+/// A number that some writers give as one, others as an array with an entry a layer.
+fn opt_uniform(metadata: &Metadata, key: &str, layers: u32) -> Result<Option<u32>, ModelError> {
+    let Some(values) = metadata.opt_u32_per_layer(key, layers as usize)? else { return Ok(None) };
+    match values.iter().find(|v| **v != values[0]) {
+        Some(other) => {
+            let found = format!("{} in one layer and {other} in another", values[0]);
+            Err(ModelError::invalid(key, found, "layers that differ are not supported"))
+        }
+        None => Ok(Some(values[0])),
     }
 }
 
-fn read_experts(metadata: &Metadata, variant: Variant) -> Result<Option<ExpertsConfig>, ModelError> {
+/// Keys of relatives of these families that change the mathematics.
+fn refuse_unknown_traits(metadata: &Metadata, variant: Variant) -> Result<(), ModelError> {
+    let key = |name: &str| format!("{}.{name}", variant.name);
+    let number = |name: &str, neutral: &[f32], what: &str| match metadata.opt_f32(&key(name))? {
+        Some(value) if !neutral.contains(&value) => {
+            Err(ModelError::invalid(key(name), value, format!("{what} is not supported")))
+        }
+        _ => Ok(()),
+    };
+    number("final_logit_softcapping", &[0.0], "capping of logits")?;
+    number("attn_logit_softcapping", &[0.0], "capping of attention scores")?;
+    number("attention.scale", &[0.0], "an attention scale of its own")?;
+    number("expert_weights_scale", &[0.0, 1.0], "scaling of expert weights")?;
+    number("residual_scale", &[0.0, 1.0], "scaling of the residual")?;
+    number("logit_scale", &[0.0, 1.0], "scaling of logits")?;
+    if metadata.opt_bool(&key("attention.causal"))? == Some(false) {
+        return Err(ModelError::invalid(key("attention.causal"), false, "models that look ahead are not supported"));
+    }
+    Ok(())
+}
+
+/// Gemma's sliding windows: a period, or a flag for each layer.
+fn read_windows(metadata: &Metadata, layers: u32) -> Result<Vec<Option<u32>>, ModelError> {
+    let count = layers as usize;
+    let Some(window) = metadata.opt_u32("gemma3.attention.sliding_window")?.filter(|w| *w > 0) else {
+        return Ok(vec![None; count]);
+    };
+    let key = "gemma3.attention.sliding_window_pattern";
+    if matches!(metadata.get(key), Some(Value::Array(_))) {
+        let local = metadata.opt_bool_per_layer(key, count)?.unwrap_or_default();
+        return Ok(local.into_iter().map(|local| local.then_some(window)).collect());
+    }
+    let period = metadata.opt_u32(key)?.unwrap_or(GEMMA_PERIOD);
+    // A period of 0: no layer attends to everything.
+    let is_local = |layer: u32| period == 0 || !(layer + 1).is_multiple_of(period);
+    Ok((0..layers).map(|layer| is_local(layer).then_some(window)).collect())
+}
+
+fn check_base(key: String, base: f32) -> Result<(), ModelError> {
+    if base.is_finite() && base > 1.0 { Ok(()) } else { Err(ModelError::invalid(key, base, "it must be above 1")) }
+}
+
+fn read_experts(metadata: &Metadata, variant: Variant, layers: u32) -> Result<Option<ExpertsConfig>, ModelError> {
     let key = |name: &str| format!("{}.{name}", variant.name);
     let count = metadata.opt_u32(&key("expert_count"))?.unwrap_or(0);
+    if count == 0 && variant.moe {
+        return Err(ModelError::invalid(key("expert_count"), count, "this family always has experts"));
+    }
     if count == 0 {
         return Ok(None);
     }
+    check_experts(key("expert_count"), count)?;
     let used = metadata.u32(&key("expert_used_count"))?;
     if used == 0 || used > count {
         return Err(ModelError::invalid(key("expert_used_count"), used, format!("it must be 1 to {count}")));
     }
-    let hidden = match metadata.opt_u32(&key("expert_feed_forward_length"))? {
-        Some(hidden) => hidden,
-        None => metadata.u32(&key("feed_forward_length"))?,
+    let stated = opt_uniform(metadata, &key("expert_feed_forward_length"), layers)?;
+    let (from, hidden) = match stated {
+        Some(hidden) => ("expert_feed_forward_length", hidden),
+        None => {
+            let all = opt_uniform(metadata, &key("feed_forward_length"), layers)?;
+            let all = all.map_or_else(|| metadata.u32(&key("feed_forward_length")), Ok)?;
+            ("feed_forward_length", if variant.moe { all / used } else { all })
+        }
     };
     if hidden == 0 {
-        return Err(ModelError::invalid(key("expert_feed_forward_length"), 0, "it must be above 0"));
+        return Err(ModelError::invalid(key(from), 0, "it must be above 0"));
     }
+    row_len(key(from), hidden, &[used, hidden])?;
     Ok(Some(ExpertsConfig { count, used, hidden }))
 }
 
@@ -171,9 +302,7 @@ fn read_rope(metadata: &Metadata, variant: Variant, head_dim: u32, context: u32)
         return Err(ModelError::invalid(key("dimension_count"), dims, format!("it must be even and at most {head_dim}")));
     }
     let base = metadata.opt_f32(&key("freq_base"))?.unwrap_or(10_000.0);
-    if !(base.is_finite() && base > 1.0) {
-        return Err(ModelError::invalid(key("freq_base"), base, "it must be above 1"));
-    }
+    check_base(key("freq_base"), base)?;
     let scaling = Scaling::from_metadata(metadata, variant.name, context)?;
     Ok(RopeConfig { dims, base: f64::from(base), scaling, pairing: variant.pairing, factors: None, component: vec![] })
 }
@@ -208,7 +337,8 @@ impl Architecture for Config {
         match tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => {
                 let ours = layer.parse::<u32>().is_ok_and(|n| n < self.layers);
-                ours && ["attn_", "ffn_", "post_"].iter().any(|p| rest.starts_with(p))
+                let part = rest.rsplit_once('.').map(|(part, _)| part);
+                ours && part.is_some_and(|part| LAYER_TENSORS.contains(&part))
             }
             None => ["token_embd.", "output.", "output_norm.", "rope_freqs."].iter().any(|p| tensor.starts_with(p)),
         }
@@ -252,9 +382,12 @@ impl Config {
         let optional = |stage: &mut StageBuilder, part: &str, len| {
             if tensors.has(&name(&format!("{part}.weight"))) { norm(stage, part, len).map(Some) } else { Ok(None) }
         };
-        let local = self.is_local(i);
-        let rope = if local && self.variant.gemma {
-            RopeConfig { base: GEMMA_LOCAL_BASE, scaling: Scaling::None, ..self.rope.clone() }.to_rope()
+        let head_norm = |stage: &mut StageBuilder, part: &str| {
+            if self.variant.head_norms { norm(stage, part, dim).map(Some) } else { optional(stage, part, dim) }
+        };
+        let window = self.windows[i as usize];
+        let rope = if window.is_some() {
+            RopeConfig { base: self.local_base, scaling: Scaling::None, factors: None, ..self.rope.clone() }.to_rope()
         } else {
             self.rope.to_rope()
         };
@@ -266,29 +399,29 @@ impl Config {
             k: tensors.linear(stage, &name("attn_k"), width, self.kv_heads * dim)?,
             v: tensors.linear(stage, &name("attn_v"), width, self.kv_heads * dim)?,
             out: tensors.linear(stage, &name("attn_output"), self.heads * dim, width)?,
-            q_norm: optional(stage, "attn_q_norm", dim)?,
-            k_norm: optional(stage, "attn_k_norm", dim)?,
-            post_attn_norm: if self.variant.gemma { optional(stage, "post_attention_norm", width)? } else { None },
+            q_norm: head_norm(stage, "attn_q_norm")?,
+            k_norm: head_norm(stage, "attn_k_norm")?,
+            post_attn_norm: if self.variant.gemma { Some(norm(stage, "post_attention_norm", width)?) } else { None },
             ffn_norm: norm(stage, "ffn_norm", width)?,
-            post_ffn_norm: if self.variant.gemma { optional(stage, "post_ffw_norm", width)? } else { None },
+            post_ffn_norm: if self.variant.gemma { Some(norm(stage, "post_ffw_norm", width)?) } else { None },
             feed_forward: self.declare_feed_forward(tensors, stage, i)?,
             rope: stage.rope(rope),
-            window: if local { self.window } else { None },
+            window,
             cache: stage.state(format!("L{i} kv"), kind, options.slots),
         })
     }
 
     fn declare_feed_forward(&self, tensors: &Tensors<'_>, stage: &mut StageBuilder, i: u32) -> Result<FeedForward, ModelError> {
         let width = self.width;
-        let mut linear = |part: &str, cols, rows| tensors.linear(stage, &format!("blk.{i}.{part}"), cols, rows);
+        let base = |part: &str| format!("blk.{i}.{part}");
         let Some(e) = &self.experts else {
             return Ok(FeedForward::Dense {
-                gate: linear("ffn_gate", width, self.hidden)?,
-                up: linear("ffn_up", width, self.hidden)?,
-                down: linear("ffn_down", self.hidden, width)?,
+                gate: tensors.linear_without_bias(stage, &base("ffn_gate"), width, self.hidden)?,
+                up: tensors.linear_without_bias(stage, &base("ffn_up"), width, self.hidden)?,
+                down: tensors.linear(stage, &base("ffn_down"), self.hidden, width)?,
             });
         };
-        let router = linear("ffn_gate_inp", width, e.count)?;
+        let router = tensors.linear(stage, &base("ffn_gate_inp"), width, e.count)?;
         let [gate, up, down] = tensors.experts(stage, i, width, e.hidden, e.count)?;
         let (count, used, hidden) = (e.count, e.used, e.hidden);
         Ok(FeedForward::Experts(Box::new(Moe { router, gate, up, down, shared: None, count, used, hidden, normalise: true })))

@@ -32,6 +32,8 @@ pub enum ModelError {
     Shape { tensor: String, expected: String, found: String },
     #[error("tensor '{tensor}' is stored as {format}, which cannot be used there: {reason}")]
     Format { tensor: String, format: &'static str, reason: String },
+    #[error("tensor '{tensor}': {problem}")]
+    Values { tensor: String, problem: String },
     #[error("metadata key '{key}' is {found}: {problem}")]
     Invalid { key: String, found: String, problem: String },
     #[error("{problem}")]
@@ -44,6 +46,46 @@ impl ModelError {
     fn invalid(key: impl Into<String>, found: impl fmt::Display, problem: impl Into<String>) -> ModelError {
         ModelError::Invalid { key: key.into(), found: found.to_string(), problem: problem.into() }
     }
+}
+
+/// Most elements of a row of activations. Sums and products of a few such sizes, which builders form, cannot overflow.
+const MAX_ROW: u64 = 1 << 28;
+const MAX_LAYERS: u32 = 4096;
+const MAX_HEAD_DIM: u32 = 1 << 16;
+const MAX_EXPERTS: u32 = 1 << 16;
+
+/// The length of a row made of `factors`, if a row may be so long.
+fn row_len(key: impl Into<String>, found: u32, factors: &[u32]) -> Result<u32, ModelError> {
+    let len = factors.iter().fold(1u64, |p, f| p.saturating_mul(u64::from(*f)));
+    if len > MAX_ROW {
+        return Err(ModelError::invalid(
+            key,
+            found,
+            format!("this makes rows of {len} elements; at most {MAX_ROW} are supported"),
+        ));
+    }
+    Ok(len as u32)
+}
+
+fn check_layers(key: String, layers: u32) -> Result<(), ModelError> {
+    if layers > MAX_LAYERS {
+        return Err(ModelError::invalid(key, layers, format!("at most {MAX_LAYERS} layers are supported")));
+    }
+    Ok(())
+}
+
+fn check_experts(key: String, count: u32) -> Result<(), ModelError> {
+    if count > MAX_EXPERTS {
+        return Err(ModelError::invalid(key, count, format!("at most {MAX_EXPERTS} experts are supported")));
+    }
+    Ok(())
+}
+
+fn check_head_dim(key: String, dim: u32) -> Result<(), ModelError> {
+    if dim > MAX_HEAD_DIM {
+        return Err(ModelError::invalid(key, dim, format!("heads of at most {MAX_HEAD_DIM} elements are supported")));
+    }
+    Ok(())
 }
 
 /// Sizes that every family has.
@@ -102,6 +144,11 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// A tensor is missing or has the wrong shape.
     fn stage(&self, tensors: &Tensors<'_>, options: &StageOptions) -> Result<Stage, ModelError>;
 
+    /// What a user should know about the configuration.
+    fn warnings(&self) -> Vec<String> {
+        vec![]
+    }
+
     /// Whether a tensor of the file belongs to this family's text model (others are counted as extras).
     fn uses(&self, tensor: &str) -> bool;
 }
@@ -144,6 +191,12 @@ impl Model {
         let open = FAMILIES.iter().find(|(name, _)| *name == architecture).map(|(_, open)| open);
         let open = open.ok_or_else(|| ModelError::Architecture { found: architecture.clone() })?;
         let config = open(files)?;
+        if let Some(tokens) = metadata.opt_strings("tokenizer.ggml.tokens")?
+            && tokens.len() as u64 != u64::from(config.dims().vocab)
+        {
+            let problem = format!("the tensor 'token_embd.weight' has {} rows", config.dims().vocab);
+            return Err(ModelError::invalid("tokenizer.ggml.tokens", format!("a list of {}", tokens.len()), problem));
+        }
         let name = metadata.opt_str("general.name")?.unwrap_or("unnamed").to_string();
         let (extras, warnings) = extras(files, config.as_ref());
         Ok(Model { name, architecture, config, extras, warnings })
@@ -176,9 +229,14 @@ fn extras(files: &ModelFiles, config: &dyn Architecture) -> (Vec<Extra>, Vec<Str
             },
         }
     }
-    let warnings = match unknown.as_slice() {
-        [] => vec![],
-        [first, rest @ ..] => vec![format!("ignoring {} unknown tensors, the first is '{first}'", rest.len() + 1)],
-    };
+    let mut warnings = config.warnings();
+    if let [first, rest @ ..] = unknown.as_slice() {
+        warnings.push(format!("ignoring {} unknown tensors, the first is '{first}'", rest.len() + 1));
+    }
+    if let Some(fused) = files.tensors().iter().find(|t| t.name.ends_with(".ffn_gate_up_exps.weight"))
+        && files.tensor(&fused.name.replace("gate_up", "gate")).is_some()
+    {
+        warnings.push(format!("using '{}', and not the separate matrices that are also there", fused.name));
+    }
     (found, warnings)
 }

@@ -38,35 +38,33 @@ impl Scaling {
     /// Reads `{arch}.rope.scaling.*`.
     pub fn from_metadata(metadata: &Metadata, arch: &str, context: u32) -> Result<Scaling, ModelError> {
         let key = |name: &str| format!("{arch}.rope.scaling.{name}");
-        let factor = match metadata.opt_f32(&key("factor"))? {
-            Some(factor) => Some(factor),
+        let factor_key = match metadata.contains_key(&key("factor")) {
+            true => key("factor"),
             // Old files have only this key for linear scaling.
-            None => metadata.opt_f32(&format!("{arch}.rope.scale_linear"))?,
+            false => format!("{arch}.rope.scale_linear"),
         };
-        let kind = match metadata.opt_str(&key("type"))? {
-            Some(kind) => kind.to_string(),
-            None if factor.is_some_and(|f| f != 1.0) => "linear".to_string(),
-            None => "none".to_string(),
+        let above_zero = |key: String| match metadata.opt_f32(&key)? {
+            Some(value) if !(value.is_finite() && value > 0.0) => Err(ModelError::invalid(key, value, "it must be above 0")),
+            value => Ok(value.map(f64::from)),
         };
-        let needed = || {
-            let factor = factor.ok_or_else(|| ModelError::invalid(key("factor"), "missing", "rope scaling needs it"))?;
-            if factor.is_finite() && factor > 0.0 {
-                Ok(f64::from(factor))
-            } else {
-                Err(ModelError::invalid(key("factor"), factor, "it must be above 0"))
-            }
-        };
-        match kind.as_str() {
+        // Some writers say "no scaling" by a factor of 0.
+        let factor = if metadata.opt_f32(&factor_key)? == Some(0.0) { None } else { above_zero(factor_key)? };
+        match metadata.opt_str(&key("type"))?.unwrap_or("linear") {
             "none" => Ok(Scaling::None),
-            "linear" => Ok(Scaling::Linear { factor: needed()? }),
+            "linear" => Ok(factor.filter(|f| *f != 1.0).map_or(Scaling::None, |factor| Scaling::Linear { factor })),
             "yarn" => {
-                let factor = needed()?;
-                let stated = metadata.opt_f32(&key("attn_factor"))?.map_or(1.0, f64::from);
+                let needed = || ModelError::invalid(key("factor"), "missing", "YaRN scaling needs it, above 0");
+                let factor = factor.ok_or_else(needed)?;
+                let original_context = metadata.opt_u32(&key("original_context_length"))?.unwrap_or(context);
+                if original_context == 0 {
+                    return Err(ModelError::invalid(key("original_context_length"), 0, "it must be above 0"));
+                }
+                let stated = above_zero(key("attn_factor"))?.unwrap_or(1.0);
                 Ok(Scaling::Yarn {
                     factor,
-                    original_context: metadata.opt_u32(&key("original_context_length"))?.unwrap_or(context),
-                    beta_fast: metadata.opt_f32(&key("yarn_beta_fast"))?.map_or(32.0, f64::from),
-                    beta_slow: metadata.opt_f32(&key("yarn_beta_slow"))?.map_or(1.0, f64::from),
+                    original_context,
+                    beta_fast: above_zero(key("yarn_beta_fast"))?.unwrap_or(32.0),
+                    beta_slow: above_zero(key("yarn_beta_slow"))?.unwrap_or(1.0),
                     attention_factor: stated * (1.0 + 0.1 * factor.max(1.0).ln()),
                 })
             }
@@ -107,13 +105,23 @@ impl RopeConfig {
 /// Position component of each pair for interleaved M-RoPE (specification 1.3): `t h w t h w ...` as far as the sections of
 /// height and width reach, time elsewhere.
 pub(super) fn interleaved_components(sections: &[u32], pairs: u32) -> Vec<u8> {
-    let section = |i: usize| sections.get(i).copied().unwrap_or(0);
+    let reach = |i: usize| section_reach(sections, i);
     let component = |i: u32| match i % 3 {
-        1 if i < 3 * section(1) => 1,
-        2 if i < 3 * section(2) => 2,
+        1 if u64::from(i) < reach(1) => 1,
+        2 if u64::from(i) < reach(2) => 2,
         _ => 0,
     };
     (0..pairs).map(component).collect()
+}
+
+/// The pair from which on a section has no more entries.
+fn section_reach(sections: &[u32], i: usize) -> u64 {
+    3 * u64::from(sections.get(i).copied().unwrap_or(0))
+}
+
+/// The first pair that no section reaches. Engines disagree on what it turns by.
+pub(super) fn uncovered_pair(sections: &[u32], pairs: u32) -> Option<u32> {
+    (0..pairs).find(|i| u64::from(*i) >= section_reach(sections, (*i % 3) as usize))
 }
 
 #[cfg(test)]
@@ -127,6 +135,14 @@ mod tests {
         assert_eq!((count(0), count(1), count(2)), (11, 11, 10));
         assert_eq!(&c[..6], [0, 1, 2, 0, 1, 2]);
         assert_eq!(&c[30..], [0, 1]);
+    }
+
+    #[test]
+    fn the_first_pair_beyond_the_sections_is_found() {
+        assert_eq!(uncovered_pair(&[11, 11, 10, 0], 32), None);
+        assert_eq!(uncovered_pair(&[11, 11, 10, 0], 33), Some(32));
+        assert_eq!(uncovered_pair(&[11, 0, 10], 32), Some(1));
+        assert_eq!(uncovered_pair(&[u32::MAX; 3], 32), None);
     }
 
     #[test]

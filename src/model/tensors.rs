@@ -67,9 +67,8 @@ impl<'a> Tensors<'a> {
     /// A small tensor that is held as F32, whatever float format the file has.
     pub fn floats(&self, name: &str, cols: u32, rows: u32) -> Result<MatrixSpec, ModelError> {
         let tensor = self.find(name)?;
-        // Same bytes in another split: [D, S] and [S*D] are both seen for grouped norms.
-        let elements: u64 = tensor.shape.iter().product();
-        if elements != u64::from(cols) * u64::from(rows) {
+        // A vector may be split: [D, S] and [S*D] are both seen for grouped norms.
+        if rows != 1 || tensor.elements() != u64::from(cols) {
             self.shaped(name, &[cols, rows])?;
         }
         match tensor.format {
@@ -82,6 +81,20 @@ impl<'a> Tensors<'a> {
                 reason: "norms, biases and convolutions must be F32, F16 or BF16".into(),
             }),
         }
+    }
+
+    /// All elements of a small float tensor.
+    ///
+    /// # Errors
+    /// It is missing, is in a block format, or cannot be read.
+    pub fn read_floats(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name)?;
+        let mut stored = vec![0; tensor.bytes as usize];
+        self.files.read_at(tensor, 0, &mut stored)?;
+        let mut floats = vec![0f32; tensor.elements() as usize];
+        let refused = |reason: String| ModelError::Format { tensor: name.to_string(), format: tensor.format.name(), reason };
+        tensor.format.decode_row(&stored, &mut floats).map_err(|e| refused(e.to_string()))?;
+        Ok(floats)
     }
 
     pub(super) fn vector(&self, stage: &mut StageBuilder, name: &str, len: u32) -> Result<WeightId, ModelError> {
@@ -98,6 +111,22 @@ impl<'a> Tensors<'a> {
         let bias = self.opt_vector(stage, &format!("{base}.bias"), rows)?;
         let scale = self.opt_vector(stage, &format!("{base}.scale"), 1)?;
         Ok(Linear { weight, scale, bias })
+    }
+
+    /// As [`Tensors::linear`], for a matrix whose product is not a step of its own: it can have no bias.
+    pub(super) fn linear_without_bias(
+        &self,
+        stage: &mut StageBuilder,
+        base: &str,
+        cols: u32,
+        rows: u32,
+    ) -> Result<Linear, ModelError> {
+        let bias = format!("{base}.bias");
+        if self.has(&bias) {
+            let problem = "a bias of a gated feed-forward layer is not supported".into();
+            return Err(ModelError::Values { tensor: bias, problem });
+        }
+        self.linear(stage, base, cols, rows)
     }
 
     fn expert_spec(&self, name: &str, cols: u32, rows: u32, experts: u32) -> Result<MatrixSpec, ModelError> {

@@ -44,7 +44,7 @@ impl StageBuilder {
         }
         let offset_bytes = self.weights_bytes;
         let id = self.push_weight(spec, 1, offset_bytes, 0);
-        self.weights_bytes = align_up(offset_bytes + self.weights[id.0 as usize].matrix_bytes(), ARENA_ALIGN_BYTES);
+        self.weights_bytes = align_up(offset_bytes.saturating_add(self.weights[id.0 as usize].matrix_bytes()), ARENA_ALIGN_BYTES);
         id
     }
 
@@ -52,16 +52,16 @@ impl StageBuilder {
     pub fn expert_slabs(&mut self, parts: Vec<MatrixSpec>, experts: u32) -> Vec<WeightId> {
         let base = self.weights_bytes;
         let mut ids = Vec::with_capacity(parts.len());
-        let mut within = 0;
+        let mut within = 0u64;
         for spec in parts {
-            let id = self.push_weight(spec, experts, base + within, 0);
-            within = align_up(within + self.weights[id.0 as usize].matrix_bytes(), ARENA_ALIGN_BYTES);
+            let id = self.push_weight(spec, experts, base.saturating_add(within), 0);
+            within = align_up(within.saturating_add(self.weights[id.0 as usize].matrix_bytes()), ARENA_ALIGN_BYTES);
             ids.push(id);
         }
         for id in &ids {
             self.weights[id.0 as usize].expert_stride_bytes = within;
         }
-        self.weights_bytes = base + within * u64::from(experts);
+        self.weights_bytes = base.saturating_add(within.saturating_mul(u64::from(experts)));
         ids
     }
 
@@ -88,7 +88,7 @@ impl StageBuilder {
         let id = StateId(self.states.len() as u32);
         let slot_stride_bytes = align_up(kind.bytes_per_slot(), ARENA_ALIGN_BYTES);
         self.states.push(StateDecl { name: name.into(), kind, slots, offset_bytes: self.state_bytes, slot_stride_bytes });
-        self.state_bytes += slot_stride_bytes * u64::from(slots);
+        self.state_bytes = self.state_bytes.saturating_add(slot_stride_bytes.saturating_mul(u64::from(slots)));
         id
     }
 

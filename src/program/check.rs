@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::decl::{BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightId};
+use super::decl::{ArenaKind, BufferDecl, Element, Program, Rows, Stage, StateId, StateKind, WeightDecl, WeightId};
 use super::op::{Epilogue, ExpertMatrix, Heads, MatMulPart, Op, PartWeights, View};
 use crate::quant::Format;
 
@@ -16,20 +16,35 @@ pub struct CheckError {
     pub problem: String,
 }
 
+/// No arena is larger: offsets and sums inside one that is accepted cannot overflow.
+const MAX_ARENA_BYTES: u64 = 1 << 60;
+
 type Outcome = Result<(), String>;
 
 fn require(condition: bool, problem: impl FnOnce() -> String) -> Outcome {
     if condition { Ok(()) } else { Err(problem()) }
 }
 
-fn same(what: &str, found: u32, expected: u32) -> Outcome {
+fn same(what: &str, found: impl Into<u64>, expected: impl Into<u64>) -> Outcome {
+    let (found, expected) = (found.into(), expected.into());
     require(found == expected, || format!("{what} is {found}, expected {expected}"))
+}
+
+/// A product that cannot overflow.
+fn product(a: u32, b: u32) -> u64 {
+    u64::from(a) * u64::from(b)
 }
 
 /// Checks every program of a stage, and that weights and state lie apart from each other inside their arenas.
 pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
     let fail =
         |name: &str, problem: String| Err(CheckError { program: stage.name.clone(), step: 0, name: name.to_string(), problem });
+    for arena in ArenaKind::ALL {
+        let bytes = stage.arena_bytes(arena);
+        if bytes > MAX_ARENA_BYTES {
+            return fail(&format!("{arena:?} arena"), format!("needs {bytes} bytes, more than any machine has"));
+        }
+    }
     for w in &stage.weights {
         if w.matrix_bytes() == 0 {
             return fail(&w.tensor, format!("{} columns are no whole number of {} blocks", w.cols, w.format));
@@ -39,15 +54,8 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
             return fail(&w.tensor, "reaches past the end of the weights arena".into());
         }
     }
-    let mut slices: Vec<(u64, u64, &str)> = Vec::new();
-    for w in &stage.weights {
-        slices.extend(
-            (0..w.experts).map(|e| w.slice(e)).map(|s| (s.offset_bytes, s.offset_bytes + s.len_bytes, w.tensor.as_str())),
-        );
-    }
-    slices.sort_unstable();
-    if let Some(pair) = slices.windows(2).find(|p| p[0].1 > p[1].0) {
-        return fail(pair[0].2, format!("overlaps {}", pair[1].2));
+    if let Some((first, second)) = overlapping_weights(&stage.weights) {
+        return fail(&first.tensor, format!("overlaps {}", second.tensor));
     }
     for s in &stage.states {
         if s.offset_bytes + s.slot_stride_bytes * u64::from(s.slots) > stage.state_bytes {
@@ -55,6 +63,40 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
         }
     }
     stage.programs.iter().try_for_each(|program| check_program(stage, program))
+}
+
+/// Two weights that share bytes. Weights of experts may interleave if they repeat at the same distance and the matrices of
+/// one expert lie together; experts are not looked at one by one, since there may be very many.
+fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDecl)> {
+    let mut order: Vec<&WeightDecl> = weights.iter().collect();
+    order.sort_by_key(|w| w.offset_bytes);
+    // The first weight of the present slab, and where the bytes in use end: of expert 0 and of all experts.
+    let mut slab: Option<&WeightDecl> = None;
+    let (mut end, mut all_end) = (0, 0);
+    let mut before: Option<&WeightDecl> = None;
+    for w in order {
+        let w_end = w.offset_bytes + w.matrix_bytes();
+        let joins = slab.is_some_and(|s| {
+            let slab_end = s.offset_bytes + s.expert_stride_bytes;
+            (s.experts, s.expert_stride_bytes) == (w.experts, w.expert_stride_bytes) && w.experts > 1 && w_end <= slab_end
+        });
+        let free_from = if joins { end } else { all_end };
+        match before {
+            Some(before) if w.offset_bytes < free_from => return Some((before, w)),
+            _ => {}
+        }
+        if w.experts > 1 && w.matrix_bytes() > w.expert_stride_bytes {
+            return Some((w, w));
+        }
+        if !joins {
+            slab = Some(w);
+        }
+        end = w_end;
+        let last = w.slice(w.experts.saturating_sub(1));
+        all_end = all_end.max(last.offset_bytes + last.len_bytes);
+        before = Some(w);
+    }
+    None
 }
 
 /// Checks shapes, formats, lifetimes and overlaps of one program.
@@ -127,15 +169,17 @@ impl Checker<'_> {
     fn vector(&self, id: WeightId, len: u32) -> Outcome {
         let w = self.stage.weight(id);
         require(w.format == Format::F32, || format!("{} must be F32, it is {}", w.tensor, w.format))?;
-        same(&format!("length of {}", w.tensor), w.cols * w.rows, len)
+        same(&format!("length of {}", w.tensor), product(w.cols, w.rows), len)
     }
 
     /// A norm weight repeats over the columns.
     fn repeated_vector(&self, id: WeightId, width: u32) -> Outcome {
         let w = self.stage.weight(id);
         require(w.format == Format::F32, || format!("{} must be F32, it is {}", w.tensor, w.format))?;
-        let len = w.cols * w.rows;
-        require(len > 0 && width.is_multiple_of(len), || format!("{} has {len} elements, which do not divide {width}", w.tensor))
+        let len = product(w.cols, w.rows);
+        require(len > 0 && u64::from(width).is_multiple_of(len), || {
+            format!("{} has {len} elements, which do not divide {width}", w.tensor)
+        })
     }
 
     fn matrix(&self, id: WeightId, cols: u32, rows: u32) -> Outcome {
@@ -147,15 +191,14 @@ impl Checker<'_> {
     fn expert(&self, m: &ExpertMatrix, cols: u32) -> Outcome {
         let w = self.stage.weight(m.weight);
         same(&format!("input width of {}", w.tensor), w.cols, cols)?;
-        require(m.row_offset + m.rows <= w.rows, || {
-            format!("rows {}..{} lie outside {}", m.row_offset, m.row_offset + m.rows, w.tensor)
-        })?;
+        let end = u64::from(m.row_offset) + u64::from(m.rows);
+        require(end <= u64::from(w.rows), || format!("rows {}..{end} lie outside {}", m.row_offset, w.tensor))?;
         m.scale.map_or(Ok(()), |s| self.vector(s, w.experts))
     }
 
     fn kv(&self, cache: StateId, width: u32) -> Outcome {
         match self.stage.state(cache).kind {
-            StateKind::Kv { kv_heads, head_dim, .. } => same("width of a cached key", width, kv_heads * head_dim),
+            StateKind::Kv { kv_heads, head_dim, .. } => same("width of a cached key", width, product(kv_heads, head_dim)),
             _ => Err("the cache holds no keys and values".into()),
         }
     }
@@ -188,7 +231,9 @@ impl Checker<'_> {
 
     fn shapes(&self, op: &Op) -> Outcome {
         match op {
-            Op::Repeat { x, out } => require(out.width % x.width == 0, || "output is no multiple of the input".into()),
+            Op::Repeat { x, out } => {
+                require(x.width > 0 && out.width.is_multiple_of(x.width), || "output is no multiple of the input".into())
+            }
             Op::RmsNorm { x, weight, out, group, .. } => {
                 same("output width", out.width, x.width)?;
                 require(*group > 0 && x.width.is_multiple_of(*group), || format!("{} columns in groups of {group}", x.width))?;
@@ -197,9 +242,9 @@ impl Checker<'_> {
             Op::MatMul { x, parts } => parts.iter().try_for_each(|part| self.part(*x, part)),
             Op::HcGate { gates, normed, out, streams } => {
                 same("width of the gates", gates.width, normed.width)?;
-                same("width of the streams", normed.width, out.width * streams)
+                same("width of the streams", normed.width, product(out.width, *streams))
             }
-            Op::HcCombine { x, weights, y } => same("width of the streams", x.width, weights.width * y.width),
+            Op::HcCombine { x, weights, y } => same("width of the streams", x.width, product(weights.width, y.width)),
             Op::HeadNormRope { heads, weight, rope, .. } => {
                 if let Some(w) = weight {
                     self.vector(*w, heads.dim)?;
@@ -215,7 +260,7 @@ impl Checker<'_> {
             Op::BlockSelect { query, cache, budget_blocks, out } => {
                 self.index(*cache, query.dim)?;
                 self.element(*out, Element::U32)?;
-                same("width of the selection", out.width, budget_blocks + 1)
+                same("width of the selection", out.width, u64::from(*budget_blocks) + 1)
             }
             Op::Attention { q, cache, out, selection, gate, .. } => self.attention(q, *cache, out, *selection, *gate),
             Op::CausalConv { x, weight, history, out, dilation } => self.conv(*x, *weight, *history, *out, *dilation),
@@ -230,7 +275,7 @@ impl Checker<'_> {
                 self.expert(gate, x.width)?;
                 self.expert(up, x.width)?;
                 same("rows of up", up.rows, gate.rows)?;
-                same("output width", out.width, gate.rows * ids.width)
+                same("output width", out.width, product(gate.rows, ids.width))
             }
             Op::ExpertDown { x, ids, weights, down, out } => {
                 self.element(*ids, Element::U32)?;
@@ -240,10 +285,10 @@ impl Checker<'_> {
             }
             Op::Add { x, y, scale } => {
                 same("width of the addend", y.width, x.width)?;
-                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1))
+                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
             }
             Op::NgramGate { x, key, value, norm_key, norm_query, norm_conv, streams, gated, normed, .. } => {
-                same("width of the streams", x.width, value.width * streams)?;
+                same("width of the streams", x.width, product(value.width, *streams))?;
                 for view in [key, gated, normed] {
                     same("width of an n-gram operand", view.width, x.width)?;
                 }
@@ -255,9 +300,11 @@ impl Checker<'_> {
 
     fn rope(&self, id: u32, dim: u32) -> Outcome {
         let rope = self.stage.ropes.get(id as usize).ok_or_else(|| format!("rope {id} does not exist"))?;
-        same("number of rotary components", rope.component.len() as u32, rope.inv_freq.len() as u32)?;
+        same("number of rotary components", rope.component.len() as u64, rope.inv_freq.len() as u64)?;
         require(rope.component.iter().all(|c| *c < 3), || "a rotary component is not 0, 1 or 2".into())?;
-        require(rope.inv_freq.len() as u32 * 2 <= dim, || format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len()))
+        require(rope.inv_freq.len() as u64 * 2 <= u64::from(dim), || {
+            format!("{} rotary pairs in a head of {dim}", rope.inv_freq.len())
+        })
     }
 
     fn attention(&self, q: &Heads, cache: StateId, out: &Heads, selection: Option<(View, u32)>, gate: Option<Heads>) -> Outcome {
@@ -285,8 +332,8 @@ impl Checker<'_> {
             return Err("the state is no convolution history".into());
         };
         same("channels of the history", channels, x.width)?;
-        let needed = w.cols.saturating_sub(1) * dilation;
-        require(ring_rows >= needed, || format!("the history keeps {ring_rows} rows, {needed} are needed"))
+        let needed = product(w.cols.saturating_sub(1), dilation);
+        require(u64::from(ring_rows) >= needed, || format!("the history keeps {ring_rows} rows, {needed} are needed"))
     }
 
     fn delta(&self, op: &Op) -> Outcome {
@@ -302,15 +349,15 @@ impl Checker<'_> {
         require(v.count.is_multiple_of(q.count), || format!("{} value heads over {} key heads", v.count, q.count))?;
         same("decays", decay.width, v.count)?;
         same("betas", beta.width, v.count)?;
-        same("gate width", gate.width, v.count * v.dim)?;
-        same("output width", out.width, v.count * v.dim)?;
+        same("gate width", gate.width, product(v.count, v.dim))?;
+        same("output width", out.width, product(v.count, v.dim))?;
         self.vector(*norm, v.dim)
     }
 
     /// Buffers that are alive at the same step must not share bytes.
     fn overlaps(&self) -> Outcome {
         let shape = self.program.shape;
-        let range = |b: &BufferDecl| (b.offset_bytes, b.offset_bytes + u64::from(shape.rows(b.rows)) * u64::from(b.width) * 4);
+        let range = |b: &BufferDecl| (b.offset_bytes, b.offset_bytes.saturating_add(b.bytes(shape.rows(b.rows))));
         for (i, a) in self.program.buffers.iter().enumerate() {
             let (start, end) = range(a);
             require(end <= self.program.work_bytes, || format!("buffer '{}' reaches past the work arena", a.name))?;
@@ -323,5 +370,39 @@ impl Checker<'_> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn weight(name: &str, offset_bytes: u64, rows: u32, experts: u32, expert_stride_bytes: u64) -> WeightDecl {
+        // 64 bytes a row.
+        WeightDecl { tensor: name.into(), format: Format::F32, cols: 16, rows, experts, offset_bytes, expert_stride_bytes }
+    }
+
+    fn overlap(weights: &[WeightDecl]) -> Option<(&str, &str)> {
+        overlapping_weights(weights).map(|(a, b)| (a.tensor.as_str(), b.tensor.as_str()))
+    }
+
+    #[test]
+    fn slabs_of_experts_interleave_and_nothing_else_does() {
+        let slabs = |up_offset, up_rows, up_stride| {
+            vec![
+                weight("after", 256 + 4 * 512, 4, 1, 0),
+                weight("up", up_offset, up_rows, 4, up_stride),
+                weight("gate", 256, 4, 4, 512),
+                weight("norm", 0, 4, 1, 0),
+            ]
+        };
+        assert_eq!(overlap(&slabs(512, 4, 512)), None);
+        assert_eq!(overlap(&slabs(448, 4, 512)), Some(("gate", "up")), "inside the slab");
+        assert_eq!(overlap(&slabs(512, 5, 512)), Some(("gate", "up")), "into the next expert");
+        assert_eq!(overlap(&slabs(512, 4, 256)), Some(("gate", "up")), "another distance");
+        assert_eq!(overlap(&slabs(192, 4, 512)), Some(("norm", "up")), "before the slab");
+        let longer = [weight("gate", 0, 4, 4, 256), weight("norm", 1000, 4, 1, 0)];
+        assert_eq!(overlap(&longer), Some(("gate", "norm")), "into the last expert");
+        assert_eq!(overlap(&[weight("gate", 0, 5, 4, 256)]), Some(("gate", "gate")), "an expert into the next");
     }
 }

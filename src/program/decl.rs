@@ -61,7 +61,7 @@ impl WeightDecl {
 
     /// Bytes of one matrix.
     pub fn matrix_bytes(&self) -> u64 {
-        self.row_bytes() * u64::from(self.rows)
+        self.row_bytes().saturating_mul(u64::from(self.rows))
     }
 
     /// Where the matrix of `expert` lies.
@@ -111,17 +111,17 @@ pub enum StateKind {
 }
 
 impl StateKind {
-    /// Bytes for one sequence slot.
+    /// Bytes for one sequence slot; `u64::MAX` for more than can be counted.
     pub fn bytes_per_slot(&self) -> u64 {
+        let product = |unit: u64, factors: [u32; 4]| factors.into_iter().fold(unit, |p, f| p.saturating_mul(u64::from(f)));
         match *self {
-            StateKind::Kv { format, cells, kv_heads, head_dim } => {
-                2 * u64::from(cells) * u64::from(kv_heads) * u64::from(head_dim) * format.bytes()
+            StateKind::Kv { format, cells, kv_heads, head_dim } => product(format.bytes(), [2, cells, kv_heads, head_dim]),
+            StateKind::IndexKeys { cells, dim, ratio } => {
+                let rows = u64::from(cells) + u64::from(cells / ratio.max(1));
+                product(rows, [dim, 4, 1, 1])
             }
-            StateKind::IndexKeys { cells, dim, ratio } => (u64::from(cells) + u64::from(cells / ratio)) * u64::from(dim) * 4,
-            StateKind::Delta { versions, heads, key_dim, value_dim } => {
-                u64::from(versions) * u64::from(heads) * u64::from(key_dim) * u64::from(value_dim) * 4
-            }
-            StateKind::ConvHistory { ring_rows, channels } => u64::from(ring_rows) * u64::from(channels) * 4,
+            StateKind::Delta { versions, heads, key_dim, value_dim } => product(4, [versions, heads, key_dim, value_dim]),
+            StateKind::ConvHistory { ring_rows, channels } => product(4, [ring_rows, channels, 1, 1]),
         }
     }
 
@@ -201,6 +201,13 @@ pub struct BufferDecl {
     pub last_step: u32,
 }
 
+impl BufferDecl {
+    /// Bytes of the first `rows` rows; `u64::MAX` for more than can be counted.
+    pub fn bytes(&self, rows: u32) -> u64 {
+        (u64::from(rows) * u64::from(self.width)).saturating_mul(4)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShapeClass {
     pub max_rows: u32,
@@ -264,7 +271,7 @@ impl Program {
     /// The bytes of the first `rows` rows of a buffer.
     pub fn buffer_slice(&self, id: BufferId, rows: u32) -> Slice {
         let b = self.buffer(id);
-        Slice { arena: ArenaKind::Work, offset_bytes: b.offset_bytes, len_bytes: u64::from(rows) * u64::from(b.width) * 4 }
+        Slice { arena: ArenaKind::Work, offset_bytes: b.offset_bytes, len_bytes: b.bytes(rows) }
     }
 }
 

@@ -5,8 +5,9 @@ use super::decl::{BufferDecl, Program, ShapeClass};
 /// Every weight, state slot and buffer begins at a multiple of this: the strictest of the backends' binding alignments.
 pub const ARENA_ALIGN_BYTES: u64 = 256;
 
+/// Sizes too large for any machine end at `u64::MAX`; [`check_stage`](super::check_stage) refuses them.
 pub fn align_up(bytes: u64, align: u64) -> u64 {
-    bytes.div_ceil(align) * align
+    bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
 }
 
 /// What packing reached, and the bound that no packing can beat.
@@ -19,7 +20,7 @@ pub struct PackReport {
 
 /// Bytes of a buffer for the largest window.
 fn buffer_bytes(buffer: &BufferDecl, shape: ShapeClass) -> u64 {
-    align_up(u64::from(shape.rows(buffer.rows)) * u64::from(buffer.width) * 4, ARENA_ALIGN_BYTES)
+    align_up(buffer.bytes(shape.rows(buffer.rows)), ARENA_ALIGN_BYTES)
 }
 
 /// Sets first and last step of every buffer. An input lives from the first step, an output to the last.
@@ -59,18 +60,18 @@ pub fn pack_buffers(program: &mut Program) -> PackReport {
             .iter()
             .map(|&j| &program.buffers[j])
             .filter(|b| b.first_step <= last && first <= b.last_step)
-            .map(|b| (b.offset_bytes, b.offset_bytes + buffer_bytes(b, shape)))
+            .map(|b| (b.offset_bytes, b.offset_bytes.saturating_add(buffer_bytes(b, shape))))
             .collect();
         taken.sort_unstable();
         let mut offset = 0;
         for (start, end) in taken {
-            if offset + bytes <= start {
+            if bytes <= start.saturating_sub(offset) {
                 break;
             }
             offset = offset.max(end);
         }
         program.buffers[i].offset_bytes = offset;
-        total = total.max(offset + bytes);
+        total = total.max(offset.saturating_add(bytes));
         placed.push(i);
     }
     program.work_bytes = total;
@@ -81,7 +82,7 @@ fn live_bound(program: &Program) -> u64 {
     (0..program.steps.len() as u32)
         .map(|step| {
             let alive = program.buffers.iter().filter(|b| b.first_step <= step && step <= b.last_step);
-            alive.map(|b| buffer_bytes(b, program.shape)).sum()
+            alive.map(|b| buffer_bytes(b, program.shape)).fold(0, u64::saturating_add)
         })
         .max()
         .unwrap_or(0)

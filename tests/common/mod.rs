@@ -4,11 +4,11 @@
 pub mod npz;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::engine::{Engine, OpenOptions, Want};
+use strata::engine::{Engine, EngineError, OpenOptions, Placement, Want};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
 use strata::program::KvFormat;
@@ -45,8 +45,12 @@ pub fn options(mode: Mode, context: u32, prompt_rows: u32) -> OpenOptions {
 }
 
 pub fn open_with(name: &str, mode: Mode, threads: usize, options: OpenOptions) -> Engine {
-    let files = Arc::new(ModelFiles::open(&model_path(name)).expect("the fixture opens"));
-    let model = Arc::new(Model::open(&files).expect("the fixture is valid"));
+    open_path(&model_path(name), mode, threads, options)
+}
+
+pub fn open_path(path: &Path, mode: Mode, threads: usize, options: OpenOptions) -> Engine {
+    let files = Arc::new(ModelFiles::open(path).expect("the model opens"));
+    let model = Arc::new(Model::open(&files).expect("the model is valid"));
     let threads = NonZeroUsize::new(threads).expect("threads");
     let cpu = CpuBackend::new(CpuOptions::new(mode).with_threads(threads)).expect("the backend opens");
     Engine::open(files, model, Box::new(cpu), options, &mut |_| ()).expect("the engine opens")
@@ -58,6 +62,19 @@ pub fn open(name: &str, mode: Mode, context: u32, prompt_rows: u32) -> Engine {
 
 pub fn ids(tokens: &[i32]) -> Vec<TokenId> {
     tokens.iter().map(|t| TokenId(*t as u32)).collect()
+}
+
+/// A CPU device for each range of layers that ends before one of `ends`.
+pub fn split_path(path: &Path, mode: Mode, ends: &[u32], options: OpenOptions) -> Result<Engine, EngineError> {
+    let files = Arc::new(ModelFiles::open(path).expect("the model opens"));
+    let model = Arc::new(Model::open(&files).expect("the model is valid"));
+    let mut start = 0;
+    let placements = ends.iter().map(|end| {
+        let threads = NonZeroUsize::new(2).expect("threads");
+        let cpu = CpuBackend::new(CpuOptions::new(mode).with_threads(threads)).expect("the backend opens");
+        Placement { layers: std::mem::replace(&mut start, *end)..*end, backend: Box::new(cpu) }
+    });
+    Engine::open_split(Arc::clone(&files), model, placements.collect(), options, &mut |_| ())
 }
 
 /// Logits of every token, fed in pieces of `piece` tokens.

@@ -33,6 +33,10 @@ impl Npz {
         self.read(name).1
     }
 
+    pub fn bytes(&mut self, name: &str) -> Vec<u8> {
+        self.read(name).1
+    }
+
     /// A one-dimensional array, or a matrix as its rows.
     pub fn floats(&mut self, name: &str) -> Vec<f32> {
         self.read(name).1

@@ -1,10 +1,12 @@
-//! One small program, run on several CPU backends at once: both modes, one to three threads. Results must have the same bits for any
+//! One small program, run on several CPU backends at once: both modes, both roundings, all levels of vector instructions, one to
+//! three threads. Results must have the same bits for any
 //! number of threads, and the fast mode must stay within a bound of the reference.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::cpu::kernels::Simd;
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
     ExpertMatrix, InputKind, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage, StageBuilder,
@@ -155,33 +157,53 @@ impl Bed {
         stage.program(program);
         let stage = Arc::new(stage.finish());
         check_stage(&stage).unwrap();
-        let mut devices = vec![];
-        for mode in [Mode::Reference, Mode::Fast] {
+        let mut groups = vec![];
+        for (mode, rounding, simd, bound) in kinds(tolerance) {
+            let mut devices = vec![];
             for threads in 1..=3 {
-                let mut backend = open_backend(mode, threads, &stage);
+                let mut backend = open_backend_with(mode, rounding, simd, threads, &stage);
                 for (id, expert, bytes) in &weights {
                     backend.upload(stage.weight(*id).slice(*expert), bytes).unwrap();
                 }
                 let id = backend.prepare(&stage, 0).unwrap();
                 devices.push((backend, id));
             }
+            groups.push(Group { name: format!("{mode:?} {rounding:?} {simd:?}"), devices, bound });
         }
-        Rig { stage, devices, tolerance }
+        Rig { stage, groups }
     }
 }
 
+/// Kinds of arithmetic and how far each may be from the reference, which comes first.
+fn kinds(tolerance: f64) -> Vec<(Mode, Rounding, Option<Simd>, f64)> {
+    let fine = tolerance.min(1e-4);
+    let mut kinds = vec![(Mode::Reference, Rounding::Once, None, 0.0), (Mode::Fast, Rounding::Twice, None, fine)];
+    kinds.extend(Simd::available().iter().map(|simd| (Mode::Fast, Rounding::Once, Some(*simd), tolerance)));
+    kinds
+}
+
 pub fn open_backend(mode: Mode, threads: usize, stage: &Stage) -> CpuBackend {
-    let options = CpuOptions { pin_threads: false, huge_pages: false, ..CpuOptions::new(mode) };
+    open_backend_with(mode, Rounding::Once, None, threads, stage)
+}
+
+fn open_backend_with(mode: Mode, rounding: Rounding, simd: Option<Simd>, threads: usize, stage: &Stage) -> CpuBackend {
+    let options = CpuOptions { pin_threads: false, huge_pages: false, rounding, simd, ..CpuOptions::new(mode) };
     let mut backend = CpuBackend::new(options.with_threads(NonZeroUsize::new(threads).unwrap())).unwrap();
     backend.open(ArenaSizes::of(stage)).unwrap();
     backend
 }
 
+/// Backends of one kind on one to three threads.
+struct Group {
+    name: String,
+    devices: Vec<(CpuBackend, PreparedId)>,
+    /// Largest relative distance from the reference.
+    bound: f64,
+}
+
 pub struct Rig {
     pub stage: Arc<Stage>,
-    /// Reference on one to three threads, then fast on one to three.
-    devices: Vec<(CpuBackend, PreparedId)>,
-    tolerance: f64,
+    groups: Vec<Group>,
 }
 
 /// Little-endian words.
@@ -213,7 +235,7 @@ impl Rig {
     pub fn try_run(&mut self, rows: &[Row], outputs: &[u32], inputs: &[(View, &[f32])]) -> Result<(), BackendError> {
         let program = &self.stage.programs[0];
         let mut outcome = Ok(());
-        for (backend, id) in &mut self.devices {
+        for (backend, id) in self.groups.iter_mut().flat_map(|group| &mut group.devices) {
             for (view, values) in inputs {
                 assert_eq!(program.buffer(view.buffer).width, view.width, "inputs fill whole buffers");
                 let slice = program.buffer_slice(view.buffer, (values.len() / view.width as usize) as u32);
@@ -224,24 +246,33 @@ impl Rig {
         outcome
     }
 
-    fn read_all(&mut self, slice: Slice) -> Vec<Vec<u32>> {
+    /// The words of a slice as each kind of backend has them; equal for all thread counts.
+    fn read_all(&mut self, what: &str, slice: Slice) -> Vec<Vec<u32>> {
         let read = |(backend, _): &mut (CpuBackend, PreparedId)| {
             let mut bytes = vec![0; slice.len_bytes as usize];
             backend.download(slice, &mut bytes).unwrap();
             words(&bytes)
         };
-        self.devices.iter_mut().map(read).collect()
+        let mut all = vec![];
+        for group in &mut self.groups {
+            let bits: Vec<Vec<u32>> = group.devices.iter_mut().map(read).collect();
+            assert!(bits[1] == bits[0] && bits[2] == bits[0], "{what}: {} depends on the number of threads", group.name);
+            all.push(bits[0].clone());
+        }
+        all
     }
 
     /// The reference's floats of a slice; compared between all devices.
     fn floats(&mut self, what: &str, slice: Slice) -> Vec<f32> {
-        let bits = self.read_all(slice);
-        assert!(bits[1] == bits[0] && bits[2] == bits[0], "{what}: the reference depends on the number of threads");
-        assert!(bits[4] == bits[3] && bits[5] == bits[3], "{what}: the fast mode depends on the number of threads");
-        let [reference, fast] = [0, 3].map(|i| bits[i].iter().map(|b| f32::from_bits(*b)).collect::<Vec<_>>());
-        let d = distance(&fast, &reference);
-        assert!(d <= self.tolerance || reference.iter().any(|v| v.is_nan()), "{what}: fast is {d:.3e} from the reference");
-        reference
+        let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect::<Vec<f32>>();
+        let all: Vec<Vec<f32>> = self.read_all(what, slice).into_iter().map(floats).collect();
+        if !all[0].iter().any(|v| v.is_nan()) {
+            for (values, group) in all.iter().zip(&self.groups) {
+                let d = distance(values, &all[0]);
+                assert!(d <= group.bound, "{what}: {} is {d:.3e} from the reference", group.name);
+            }
+        }
+        all[0].clone()
     }
 
     /// A column range of the first `rows` rows.
@@ -255,7 +286,7 @@ impl Rig {
 
     pub fn get_ids(&mut self, view: View, rows: usize) -> Vec<u32> {
         let slice = self.stage.programs[0].buffer_slice(view.buffer, rows as u32);
-        let all = self.read_all(slice);
+        let all = self.read_all("ids", slice);
         assert!(all.iter().all(|ids| *ids == all[0]), "ids differ between devices");
         all[0].clone()
     }
@@ -268,7 +299,7 @@ impl Rig {
 
     pub fn set_state(&mut self, id: StateId, slot: u32, values: &[f32]) {
         let slice = self.stage.state(id).slice(slot);
-        for (backend, _) in &mut self.devices {
+        for (backend, _) in self.groups.iter_mut().flat_map(|group| &mut group.devices) {
             backend.upload(slice, bytemuck::cast_slice(values)).unwrap();
         }
     }

@@ -242,13 +242,17 @@ fn products_of_a_group_with_epilogues() {
     let (a, a_values) = bed.random_vector("a", n);
     let (dt, dt_values) = bed.random_vector("dt", n);
     let scale = bed.vector("scale", &[0.7]);
-    let gated = |i: usize, activation| PartWeights::Gated { gate: matrices[i].0, up: matrices[i + 1].0, activation };
+    let gated =
+        |i: usize, activation| PartWeights::Gated { gate: matrices[i].0, up: matrices[i + 1].0, up_scale: None, activation };
+    let up_scale = Some(bed.vector("up scale", &[1.5]));
+    let activation = GateActivation::Silu;
+    let scaled = PartWeights::Gated { gate: matrices[4].0, up: matrices[5].0, up_scale, activation };
     let parts = vec![
         MatMulPart { bias: Some(bias), scale: Some(scale), ..one(matrices[0].0, out(0)) },
         MatMulPart { epilogue: Epilogue::Silu { scale: 0.25 }, ..one(matrices[1].0, out(1)) },
         MatMulPart { epilogue: Epilogue::Sigmoid { scale: 0.25, factor: 2.0 }, ..one(matrices[2].0, out(2)) },
         MatMulPart { epilogue: Epilogue::Decay { a, dt }, ..one(matrices[3].0, out(3)) },
-        MatMulPart { weights: gated(4, GateActivation::Silu), ..one(matrices[4].0, out(4)) },
+        MatMulPart { weights: scaled, scale: Some(scale), ..one(matrices[4].0, out(4)) },
         MatMulPart { weights: gated(5, GateActivation::GeluTanh), ..one(matrices[5].0, out(5)) },
         MatMulPart { epilogue: Epilogue::Accumulate, ..one(matrices[7].0, held) },
     ];
@@ -268,7 +272,7 @@ fn products_of_a_group_with_epilogues() {
                     1 => p * 0.25 * sigmoid(p * 0.25),
                     2 => 2.0 * sigmoid(p * 0.25),
                     3 => f64::from(a_values[o]) * (p + f64::from(dt_values[o])).exp().ln_1p(),
-                    4 => p * sigmoid(p) * w(5).dot(o, x),
+                    4 => p * 0.7f32 as f64 * sigmoid(p * 0.7f32 as f64) * 1.5 * w(5).dot(o, x),
                     _ => gelu(p) * w(6).dot(o, x),
                 }
             })

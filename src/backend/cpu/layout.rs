@@ -1,6 +1,8 @@
 //! Resolves the operands of a program to byte offsets, once, when the program is prepared.
 
 use super::exec::{Run, Thread};
+use super::ops::Style;
+use super::vector::Level;
 use super::view::{Mat, MatMut};
 use crate::backend::ArenaSizes;
 use crate::program::{ExpertMatrix, Heads, Op, Program, Rope, RopeId, Rows, Stage, StateId, StateKind, View, WeightId};
@@ -119,6 +121,8 @@ pub struct Layout<'a> {
     pub stage: &'a Stage,
     pub program: &'a Program,
     pub sizes: ArenaSizes,
+    /// `None`: reference.
+    pub style: Option<Style>,
 }
 
 fn to_usize(value: u64) -> Result<usize, String> {
@@ -130,8 +134,9 @@ fn within(what: &str, end: u64, arena_bytes: u64) -> Result<(), String> {
 }
 
 impl Layout<'_> {
-    pub fn max_rows(&self) -> usize {
-        self.program.shape.max_rows as usize
+    /// Vector instructions in use; `None` for the reference.
+    pub fn level(&self) -> Option<Level> {
+        self.style.map(|style| style.level)
     }
 
     pub fn view(&self, view: View) -> Result<Place, String> {

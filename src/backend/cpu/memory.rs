@@ -37,6 +37,7 @@ impl Mapping {
         self.len
     }
 
+    #[cfg(test)]
     pub fn bytes(&self) -> &[u8] {
         &self.map[self.skip..self.skip + self.len]
     }

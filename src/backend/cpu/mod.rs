@@ -16,17 +16,23 @@ mod params;
 mod pool;
 mod prepare;
 mod rope;
+mod vector;
 mod view;
+
+pub use self::ops::Rounding;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use self::exec::{Ending, Kernel, Run, run_kernels};
+use self::kernels::Simd;
 use self::layout::Layout;
 use self::memory::Mapping;
+use self::ops::Style;
 use self::pool::Pool;
 use self::prepare::Prepared;
+use self::vector::Level;
 use self::view::{Memory, SCRATCH_ALIGN};
 use super::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
 use crate::program::{ArenaKind, BufferId, Element, Op, RunParams, Slice, Stage};
@@ -46,6 +52,10 @@ pub enum Mode {
 pub struct CpuOptions {
     pub mode: Mode,
     pub threads: NonZeroUsize,
+    /// Vector instructions of the fast mode; `None`: the best that the processor has.
+    pub simd: Option<Simd>,
+    /// How the fast mode rounds activations for quantised weights.
+    pub rounding: Rounding,
     /// Ask for huge pages (Linux).
     pub huge_pages: bool,
     /// Give each worker a processor of its own (Linux), if there are enough.
@@ -58,7 +68,15 @@ impl CpuOptions {
     /// All processors that this process may use.
     pub fn new(mode: Mode) -> CpuOptions {
         let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        CpuOptions { mode, threads, huge_pages: true, pin_threads: true, cancel: Arc::default() }
+        CpuOptions {
+            mode,
+            threads,
+            simd: None,
+            rounding: Rounding::Twice,
+            huge_pages: true,
+            pin_threads: true,
+            cancel: Arc::default(),
+        }
     }
 
     pub fn with_threads(self, threads: NonZeroUsize) -> CpuOptions {
@@ -130,8 +148,8 @@ impl CpuBackend {
         let pool = Pool::new(options.threads, options.pin_threads).map_err(rejected)?;
         let plural = if pool.threads() == 1 { "" } else { "s" };
         let arithmetic = match options.mode {
-            Mode::Reference => "scalar reference",
-            Mode::Fast => "scalar",
+            Mode::Reference => "scalar reference".to_string(),
+            Mode::Fast => Level::new(options.simd).simd().to_string(),
         };
         let facts = DeviceFacts {
             id: ID.into(),
@@ -151,6 +169,12 @@ impl CpuBackend {
             runs: 0,
             failure: None,
         })
+    }
+
+    /// What kernels are made for; `None` in reference mode.
+    fn style(&self) -> Option<Style> {
+        let rounding = self.options.rounding;
+        (self.options.mode == Mode::Fast).then(|| Style { level: Level::new(self.options.simd), rounding })
     }
 
     fn arenas(&mut self) -> Result<&mut Arenas, BackendError> {
@@ -225,7 +249,7 @@ impl Backend for CpuBackend {
         let Some(program) = stage.programs.iter().find(|p| p.steps.iter().any(|step| step.op == *op)) else {
             return Err("the op belongs to no program of the stage".into());
         };
-        ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage) }, op).map(|_| ())
+        ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), style: self.style() }, op).map(|_| ())
     }
 
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
@@ -265,7 +289,7 @@ impl Backend for CpuBackend {
 
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
         let sizes = self.arenas()?.sizes;
-        let prepared = Prepared::new(stage, program, sizes);
+        let prepared = Prepared::new(stage, program, sizes, self.style());
         let prepared = prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })?;
         self.grow_scratch(prepared.scratch_bytes, prepared.shared_bytes)?;
         self.prepared.push(prepared);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::exec::{Kernel, Span};
 use super::layout::Layout;
 use super::ops;
+use super::ops::Style;
 use super::params::Limits;
 use super::rope::RopeTable;
 use crate::backend::ArenaSizes;
@@ -27,11 +28,11 @@ pub struct Prepared {
 
 impl Prepared {
     /// The failing step's name and the reason.
-    pub fn new(stage: &Arc<Stage>, index: usize, sizes: ArenaSizes) -> Result<Prepared, (String, String)> {
+    pub fn new(stage: &Arc<Stage>, index: usize, sizes: ArenaSizes, style: Option<Style>) -> Result<Prepared, (String, String)> {
         let Some(program) = stage.programs.get(index) else {
             return Err((format!("program {index}"), "the stage has no such program".into()));
         };
-        let layout = Layout { stage, program, sizes };
+        let layout = Layout { stage, program, sizes, style };
         let mut kernels = Vec::with_capacity(program.steps.len());
         for step in &program.steps {
             kernels.push(ops::build(&layout, &step.op).map_err(|problem| (step.name.clone(), problem))?);

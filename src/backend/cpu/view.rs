@@ -120,6 +120,19 @@ impl<'a, T: Pod> Mat<'a, T> {
     }
 }
 
+impl<'a> Mat<'a, f32> {
+    /// Some rows with what lies between them, and the distance of their starts: for kernels that take strides. The gaps are not
+    /// to be read: they may belong to anybody.
+    pub fn spanning(&self, rows: Range<usize>) -> (&'a [f32], usize) {
+        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        let len = if rows.is_empty() { 0 } else { (rows.len() - 1) * self.stride + self.width };
+        let offset = self.offset + rows.start.min(self.rows.saturating_sub(1)) * self.stride * size_of::<f32>();
+        // SAFETY: as in `part` for the columns; the programs' checks keep a product from writing into the buffer it reads, so that
+        // nobody writes the gaps during this step either.
+        (unsafe { self.memory.read(offset, len) }, self.stride)
+    }
+}
+
 /// Rows of a buffer that this step writes.
 #[derive(Debug)]
 pub struct MatMut<'a, T> {
@@ -150,14 +163,6 @@ impl<'a, T: Pod> MatMut<'a, T> {
     pub unsafe fn new(memory: Memory<'a>, offset: usize, rows: usize, width: usize, stride: usize, member: Member) -> Self {
         assert!(width <= stride && member.index < member.count);
         MatMut { memory, offset, stride, width, rows, member, element: PhantomData }
-    }
-
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    pub fn width(&self) -> usize {
-        self.width
     }
 
     /// This thread's share of the pieces of all rows. Piece `n` of a row is the `len` columns from column `n * step`

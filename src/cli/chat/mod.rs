@@ -15,7 +15,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{OpenModel, Stopping};
 use super::output::note;
-use super::text::{open_template, open_tokenizer};
+use super::text::{Chat, open_tokenizer};
 use crate::engine::OpenOptions;
 
 const EXAMPLES: &str = "\
@@ -48,7 +48,7 @@ pub struct ChatArgs {
 pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
-    let template = open_template(&opened.files, &tokenizer)?;
+    let chat = Chat::open(&opened.files, &tokenizer)?;
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);
     let options = OpenOptions {
@@ -60,7 +60,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     };
     // An answer that is stopped must not cost what was read before it.
     let loaded = opened.load(&args.compute, options, &interrupt, Stopping::BetweenWindows)?;
-    let mut session = Session::new(&tokenizer, &template, loaded, &interrupt, args)?;
+    let mut session = Session::new(&tokenizer, &chat, loaded, &interrupt, args)?;
     let mut input = Input::open()?;
     if input.is_interactive() {
         note(format!(
@@ -92,7 +92,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
             // A person can try again; a script should know.
             Err(error) if input.is_interactive() && !matches!(error, CliError::OutputClosed) => note(format!("error: {error}")),
             Err(error) => return Err(error),
-            Ok(()) if interrupt.is_set() && !input.is_interactive() => return Err(CliError::Interrupted),
+            Ok(()) if interrupt.is_set() && !input.is_interactive() => return Err(CliError::Interrupted { told: true }),
             Ok(()) => {}
         }
     }

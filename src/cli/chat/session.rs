@@ -13,14 +13,14 @@ use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
 use crate::cli::report::{Report, measured_bandwidth};
-use crate::cli::text::{chat_prompt, message, render};
+use crate::cli::text::{Chat, message};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
 use crate::state::Sequence;
-use crate::tokenizer::{ChatTemplate, ThinkSplitter, Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 pub struct Session<'a> {
     tokenizer: &'a Tokenizer,
-    template: &'a ChatTemplate,
+    chat: &'a Chat,
     loaded: Loaded,
     sequence: Sequence,
     interrupt: Interrupt,
@@ -37,7 +37,7 @@ pub struct Session<'a> {
 impl<'a> Session<'a> {
     pub fn new(
         tokenizer: &'a Tokenizer,
-        template: &'a ChatTemplate,
+        chat: &'a Chat,
         mut loaded: Loaded,
         interrupt: &Interrupt,
         args: &ChatArgs,
@@ -46,11 +46,11 @@ impl<'a> Session<'a> {
             sampling: args.sampling.params(),
             max_tokens: args.sampling.max_tokens(),
             ignore_eos: args.sampling.ignore_eos,
-            stop: args.sampling.reverse_prompt.clone(),
+            stop: args.sampling.reverse_prompt.iter().cloned().chain(chat.stops()).collect(),
         };
         Ok(Session {
             tokenizer,
-            template,
+            chat,
             sequence: loaded.engine.start()?,
             loaded,
             interrupt: interrupt.clone(),
@@ -81,7 +81,7 @@ impl<'a> Session<'a> {
     /// Answers the last message; false if nothing was said.
     fn generate(&mut self) -> Result<bool, CliError> {
         let all = self.all_messages();
-        let prompt = chat_prompt(self.tokenizer, self.template, &all, self.thinking)?;
+        let prompt = self.chat.prompt(self.tokenizer, &all, self.thinking)?;
         let context = self.loaded.engine.options().context as usize;
         if prompt.tokens.len() >= context {
             return Err(CliError::Usage(format!(
@@ -90,20 +90,21 @@ impl<'a> Session<'a> {
                 prompt.tokens.len()
             )));
         }
+        let history = self.chat.history_tokens(self.tokenizer, &all, self.thinking, &prompt);
         let options = GenerateOptions {
             max_tokens: self.settings.max_tokens,
             stop: self.settings.stop.clone(),
             ignore_eos: self.settings.ignore_eos,
-            checkpoints: self.history_length(&all, &prompt.tokens).into_iter().collect(),
+            checkpoints: vec![history],
             interrupt: self.interrupt.flag(),
             ..GenerateOptions::default()
         };
         let engine = &mut self.loaded.engine;
         let sampling = self.settings.sampling.clone();
+        let mut answer = Answer::new(&prompt.form, Show::Stream);
         let mut generation =
             Generation::new(self.tokenizer, engine.dims(), sampling, prompt.tokens, options).map_err(generate_error)?;
         generation.rewind(engine, &mut self.sequence)?;
-        let mut answer = Answer::new(ThinkSplitter::after_prompt(&prompt.text), Show::Stream);
         let finish = answer.generate(&mut generation, engine, &mut self.sequence)?;
         self.last = Some(generation.stats());
         match finish {
@@ -126,15 +127,6 @@ impl<'a> Session<'a> {
     fn all_messages(&self) -> Vec<Json> {
         let system = self.system.as_ref().map(|text| message("system", text));
         system.into_iter().chain(self.messages.iter().cloned()).collect()
-    }
-
-    /// How much of the prompt the next turn will have in common with this one whatever the answer: all but the opening
-    /// of the answer.
-    fn history_length(&self, messages: &[Json], prompt: &[crate::units::TokenId]) -> Option<usize> {
-        let closed = render(self.template, messages, self.thinking, false).ok()?;
-        let tokens = self.tokenizer.encode_chat(&closed).ok()?;
-        let common = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        (common > 0).then_some(common)
     }
 
     /// Any command but those that need no conversation.
@@ -165,7 +157,7 @@ impl<'a> Session<'a> {
             Command::Stats => self.show_stats(),
             Command::Think(thinking) => {
                 self.thinking = thinking;
-                if !self.template.can_think() {
+                if !self.chat.can_think() {
                     note("(the model's template knows no such switch)");
                 }
             }

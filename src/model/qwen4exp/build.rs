@@ -1,6 +1,7 @@
 //! From configuration to programs: the order of operations of section 0.
 
 use super::config::{Config, Mixer};
+use crate::gguf::GgufError;
 use crate::model::blocks::{Moe, SharedExpert, decode_layers, finish_stage};
 use crate::model::tensors::Linear;
 use crate::model::{Dims, ModelError, StageOptions, Tensors};
@@ -157,7 +158,7 @@ impl Declare<'_> {
             gate: self.linear(&format!("blk.{i}.attn_gate"), width, inner)?,
             alpha: self.linear(&format!("blk.{i}.ssm_alpha"), width, d.value_heads)?,
             beta: self.linear(&format!("blk.{i}.ssm_beta"), width, d.value_heads)?,
-            a: self.vector(&format!("blk.{i}.ssm_a"), d.value_heads)?,
+            a: self.decay(&format!("blk.{i}.ssm_a"), d.value_heads)?,
             dt: self.vector(&format!("blk.{i}.ssm_dt.bias"), d.value_heads)?,
             conv: self.stage.weight(conv),
             norm: self.vector(&format!("blk.{i}.ssm_norm.weight"), d.head_dim)?,
@@ -165,6 +166,23 @@ impl Declare<'_> {
             history: self.stage.state(format!("L{i} conv"), history, slots),
             state: self.stage.state(format!("L{i} delta"), state, slots),
         })
+    }
+
+    /// `-exp(A_log)`: one that is not below 0 would let the state grow without bound.
+    fn decay(&mut self, name: &str, len: u32) -> Result<WeightId, ModelError> {
+        let id = self.vector(name, len)?;
+        match self.tensors.read_floats(name) {
+            Ok(values) => match values.iter().find(|a| **a >= 0.0 || a.is_nan()) {
+                Some(bad) => {
+                    let problem = format!("it holds {bad}, but decays must be below 0");
+                    Err(ModelError::Values { tensor: name.into(), problem })
+                }
+                None => Ok(id),
+            },
+            // Plans are made from a header alone.
+            Err(ModelError::Read(GgufError::NoData { .. })) => Ok(id),
+            Err(error) => Err(error),
+        }
     }
 
     fn attention(&mut self, i: u32, ratio: Option<u32>) -> Result<AttentionWeights, ModelError> {
@@ -213,8 +231,8 @@ impl Declare<'_> {
         let width = self.config.width;
         let shared = SharedExpert {
             gate_input: self.linear(&format!("blk.{i}.ffn_gate_inp_shexp"), width, 1)?,
-            gate: self.linear(&format!("blk.{i}.ffn_gate_shexp"), width, e.shared_hidden)?,
-            up: self.linear(&format!("blk.{i}.ffn_up_shexp"), width, e.shared_hidden)?,
+            gate: self.tensors.linear_without_bias(self.stage, &format!("blk.{i}.ffn_gate_shexp"), width, e.shared_hidden)?,
+            up: self.tensors.linear_without_bias(self.stage, &format!("blk.{i}.ffn_up_shexp"), width, e.shared_hidden)?,
             down: self.linear(&format!("blk.{i}.ffn_down_shexp"), e.shared_hidden, width)?,
             hidden: e.shared_hidden,
         };

@@ -1,8 +1,8 @@
 //! Metadata of `qwen4exp` (8.1) and its validation (8.3).
 
 use crate::gguf::Metadata;
-use crate::model::rope::{RopeConfig, Scaling, interleaved_components};
-use crate::model::{ModelError, NgramConfig, Tensors};
+use crate::model::rope::{RopeConfig, Scaling, interleaved_components, uncovered_pair};
+use crate::model::{ModelError, NgramConfig, Tensors, check_experts, check_head_dim, check_layers, row_len};
 use crate::program::RopePairing;
 use crate::units::TokenId;
 
@@ -68,6 +68,7 @@ pub(crate) struct Config {
     pub indexer: Option<Indexer>,
     pub experts: Experts,
     pub ple: Option<Ple>,
+    pub warnings: Vec<String>,
 }
 
 /// Keys of one architecture.
@@ -87,14 +88,30 @@ impl Keys<'_> {
             value => Ok(value),
         }
     }
+
+    /// A positive number of elements of a row.
+    fn row(&self, name: &str) -> Result<u32, ModelError> {
+        let len = self.positive(name)?;
+        row_len(Self::key(name), len, &[len])
+    }
+
+    fn conv_kernel(&self, name: &str) -> Result<u32, ModelError> {
+        let kernel = self.positive(name)?;
+        let problem = format!("at most {MAX_CONV_KERNEL} are supported");
+        ensure(kernel <= MAX_CONV_KERNEL, name, kernel, &problem)?;
+        Ok(kernel)
+    }
 }
+
+/// Longest convolution; the released models have 4.
+const MAX_CONV_KERNEL: u32 = 1 << 10;
 
 fn ensure(condition: bool, key: &str, found: impl std::fmt::Display, problem: &str) -> Result<(), ModelError> {
     if condition { Ok(()) } else { Err(ModelError::invalid(Keys::key(key), found, problem)) }
 }
 
 impl Config {
-    /// Elements of the residual: all streams side by side.
+    /// Elements of the residual: all streams side by side. Validation has checked the product.
     pub fn wide(&self) -> u32 {
         self.streams * self.width
     }
@@ -106,11 +123,15 @@ impl Config {
         let width = keys.positive("embedding_length")?;
         let context = keys.positive("context_length")?;
         let blocks = keys.positive("block_count")?;
+        check_layers(Keys::key("block_count"), blocks)?;
         let layers = read_layers(&keys, blocks, tensors)?;
         let streams = keys.positive("hyper_connection.count")?;
         ensure(streams > 1, "hyper_connection.count", streams, "hyper-connections need at least 2 streams")?;
+        row_len(Keys::key("embedding_length"), width, &[width, streams])?;
+        let rank = keys.row("hyper_connection.low_rank")?;
         let vocab = tensors.rows_of("token_embd.weight")?;
         let vocab = u32::try_from(vocab).map_err(|_| ModelError::invalid("token_embd.weight", vocab, "too many rows"))?;
+        tensors.shaped("token_embd.weight", &[width, vocab])?;
         let eps = metadata.f32(&Keys::key("attention.layer_norm_rms_epsilon"))?;
         ensure(eps.is_finite() && eps > 0.0, "attention.layer_norm_rms_epsilon", eps, "it must be above 0")?;
         let attention = read_attention(&keys, context)?;
@@ -121,16 +142,26 @@ impl Config {
             context,
             eps,
             streams,
-            rank: keys.positive("hyper_connection.low_rank")?,
+            rank,
             delta: read_delta(&keys)?,
             attention,
             indexer,
             experts: read_experts(&keys, blocks)?,
             ple: None,
             layers,
+            warnings: vec![],
         };
-        ensure(width.checked_mul(streams).is_some(), "embedding_length", width, "too wide")?;
+        if !metadata.contains_key(&Keys::key("rope.freq_base")) {
+            let warning = "the file has no qwen4exp.rope.freq_base, 10000 is used; the released model has 10000000";
+            config.warnings.push(warning.into());
+        }
         config.ple = read_ple(&keys, &config, tensors)?;
+        if let Some(ple) = &config.ple {
+            let highest = u64::from(vocab - 1);
+            if ple.ngram.multipliers.iter().any(|m| m.checked_mul(highest).is_none_or(|x| x >= 1 << 63)) {
+                config.warnings.push("qwen4exp.ple.layer_multipliers times a token id exceeds 63 bits; the hash wraps".into());
+            }
+        }
         Ok(config)
     }
 }
@@ -167,8 +198,11 @@ fn read_delta(keys: &Keys<'_>) -> Result<DeltaNet, ModelError> {
         key_heads: keys.positive("ssm.group_count")?,
         value_heads: keys.positive("ssm.time_step_rank")?,
         head_dim: keys.positive("ssm.state_size")?,
-        conv_kernel: keys.positive("ssm.conv_kernel")?,
+        conv_kernel: keys.conv_kernel("ssm.conv_kernel")?,
     };
+    check_head_dim(Keys::key("ssm.state_size"), delta.head_dim)?;
+    row_len(Keys::key("ssm.time_step_rank"), delta.value_heads, &[delta.value_heads, delta.head_dim])?;
+    row_len(Keys::key("ssm.group_count"), delta.key_heads, &[delta.key_heads, delta.head_dim])?;
     let inner = keys.positive("ssm.inner_size")?;
     let expected = u64::from(delta.value_heads) * u64::from(delta.head_dim);
     ensure(u64::from(inner) == expected, "ssm.inner_size", inner, "it must be time_step_rank * state_size")?;
@@ -184,12 +218,18 @@ fn read_attention(keys: &Keys<'_>, context: u32) -> Result<Attention, ModelError
     ensure(whole, "attention.head_count_kv", kv_heads, "it must divide attention.head_count")?;
     let head_dim = keys.positive("attention.key_length")?;
     let value_dim = keys.positive("attention.value_length")?;
+    check_head_dim(Keys::key("attention.key_length"), head_dim)?;
+    row_len(Keys::key("attention.head_count"), heads, &[heads, head_dim])?;
     ensure(head_dim == value_dim, "attention.value_length", value_dim, "it must equal attention.key_length")?;
     let dims = keys.positive("rope.dimension_count")?;
     let fits = dims.is_multiple_of(2) && dims <= head_dim;
     ensure(fits, "rope.dimension_count", dims, "it must be even and not above the head size")?;
     let sections = keys.metadata.u32s(&Keys::key("rope.dimension_sections"))?;
     ensure((3..=4).contains(&sections.len()), "rope.dimension_sections", sections.len(), "it must have 3 or 4 entries")?;
+    if let Some(pair) = uncovered_pair(&sections, dims / 2) {
+        let problem = format!("the sections do not cover rotary pair {pair} of {}", dims / 2);
+        return Err(ModelError::invalid(Keys::key("rope.dimension_sections"), format!("{sections:?}"), problem));
+    }
     let base = keys.metadata.opt_f32(&Keys::key("rope.freq_base"))?.unwrap_or(10_000.0);
     ensure(base.is_finite() && base > 1.0, "rope.freq_base", base, "it must be above 1")?;
     let rope = RopeConfig {
@@ -213,6 +253,8 @@ fn read_indexer(keys: &Keys<'_>, layers: &[Mixer], attention: &Attention) -> Res
         dim: keys.positive("attention.indexer.key_length")?,
         budget_tokens: keys.positive("attention.indexer.top_k")?,
     };
+    check_head_dim(Keys::key("attention.indexer.key_length"), indexer.dim)?;
+    row_len(Keys::key("attention.indexer.head_count"), indexer.heads, &[indexer.heads, indexer.dim])?;
     let fits = attention.rope.dims <= indexer.dim;
     ensure(fits, "attention.indexer.key_length", indexer.dim, "it must not be below rope.dimension_count")?;
     for ratio in ratios {
@@ -240,9 +282,11 @@ fn read_experts(keys: &Keys<'_>, blocks: u32) -> Result<Experts, ModelError> {
         count: same("expert_count")?,
         used: same("expert_used_count")?,
         hidden: same("expert_feed_forward_length")?,
-        shared_hidden: keys.positive("expert_shared_feed_forward_length")?,
+        shared_hidden: keys.row("expert_shared_feed_forward_length")?,
     };
     ensure(experts.used <= experts.count, "expert_used_count", experts.used, "it must not exceed expert_count")?;
+    check_experts(Keys::key("expert_count"), experts.count)?;
+    row_len(Keys::key("expert_feed_forward_length"), experts.hidden, &[experts.used, experts.hidden])?;
     Ok(experts)
 }
 
@@ -264,6 +308,8 @@ fn read_ple(keys: &Keys<'_>, config: &Config, tensors: &Tensors<'_>) -> Result<O
     ensure(joined == u64::from(config.width), "embedding_length_per_layer_input", row_width, wide)?;
     let eos = keys.metadata.u32(&Keys::key("ple.eos_token_id"))?;
     ensure(eos < config.vocab, "ple.eos_token_id", eos, "it must be a token of the vocabulary")?;
+    let image = keys.metadata.opt_u32(&Keys::key("ple.image_token_id"))?.unwrap_or(eos);
+    ensure(image < config.vocab, "ple.image_token_id", image, "it must be a token of the vocabulary")?;
 
     let table = "per_layer_token_embd.weight";
     let rows = tensors.rows_of(table)?;
@@ -296,5 +342,5 @@ fn read_ple(keys: &Keys<'_>, config: &Config, tensors: &Tensors<'_>) -> Result<O
         offsets,
         sizes,
     };
-    Ok(Some(Ple { layer, conv_kernel: keys.positive("ple.conv_kernel")?, ngram }))
+    Ok(Some(Ple { layer, conv_kernel: keys.conv_kernel("ple.conv_kernel")?, ngram }))
 }

@@ -35,6 +35,10 @@ impl Architecture for Config {
         build::stage(self, tensors, options)
     }
 
+    fn warnings(&self) -> Vec<String> {
+        self.warnings.clone()
+    }
+
     fn uses(&self, tensor: &str) -> bool {
         match tensor.strip_prefix("blk.").and_then(|rest| rest.split_once('.')) {
             Some((layer, rest)) => {

@@ -13,6 +13,7 @@ pub const SUPER: usize = 256;
 pub const ACT_GROUP: usize = 32;
 
 /// The group of 16 values that a lane holds.
+#[cfg(any(target_arch = "x86_64", test))]
 pub const GROUP_OF_LANE: [usize; 16] = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15];
 
 /// The lane that holds a group of 16 values.

@@ -14,6 +14,9 @@ mod activations;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod each;
+pub mod floats;
 mod job;
 mod layout;
 mod product;

@@ -29,6 +29,14 @@ impl<'a> Weights<'a> {
         self.format
     }
 
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
     pub fn rows(&self) -> usize {
         self.rows
     }

@@ -1,6 +1,7 @@
 //! The scalar level: weights are decoded as their format specifies, and multiplied in f32 with the quantised
 //! activations. It defines what the other levels compute, up to the order of additions.
 
+use super::activations::ActBlock;
 use super::job::Job;
 use super::layout::{SUPER, position};
 use crate::quant::Format;
@@ -17,13 +18,17 @@ fn decode(format: Format, bytes: &[u8], weights: &mut [f32]) {
 pub(super) fn product(format: Format, job: &Job) {
     let info = format.info();
     let super_bytes = SUPER / info.block_len * info.block_bytes;
-    let mut weights = [0.0f32; SUPER];
     for row in job.rows.clone() {
         for (b, bytes) in job.weight_row(row).chunks(super_bytes).enumerate() {
             let len = (job.k - b * SUPER).min(SUPER);
-            decode(format, bytes, &mut weights[..len]);
+            let mut natural = [0.0f32; SUPER];
+            decode(format, bytes, &mut natural[..len]);
+            let mut weights = [0.0f32; SUPER];
+            for (i, weight) in natural.into_iter().enumerate() {
+                weights[position(i)] = weight;
+            }
             for token in 0..job.tokens.len() {
-                let sum = dot(&weights[..len], job, token, b);
+                let sum = dot(&weights, &job.act_row(token)[b]);
                 // SAFETY: the job is checked: the view holds all tokens and rows.
                 unsafe {
                     let out = job.out.at(token, row);
@@ -34,15 +39,15 @@ pub(super) fn product(format: Format, job: &Job) {
     }
 }
 
-fn dot(weights: &[f32], job: &Job, token: usize, block: usize) -> f32 {
-    let act = &job.act_row(token)[block];
-    let mut sum = 0.0;
-    for (g, weights) in weights.chunks(16).enumerate() {
-        let mut part = 0.0;
-        for (i, w) in weights.iter().enumerate() {
-            part += w * f32::from(act.q[position(16 * g + i)]);
+/// Weights stand in the order of the activations. Sums run side by side, so that compilers make vectors of them.
+fn dot(weights: &[f32; SUPER], act: &ActBlock) -> f32 {
+    let mut sums = [0.0f32; 64];
+    let vectors = weights.as_chunks::<64>().0.iter().zip(act.q.as_chunks::<64>().0);
+    for (weights, q) in vectors {
+        for ((sum, weight), q) in sums.iter_mut().zip(weights).zip(q) {
+            *sum += weight * f32::from(*q);
         }
-        sum += part * act.scale[position(16 * g) / 4];
     }
-    sum
+    let lanes = sums.as_chunks::<4>().0.iter().zip(&act.scale);
+    lanes.map(|(sums, scale)| ((sums[0] + sums[1]) + (sums[2] + sums[3])) * scale).sum()
 }

@@ -1,6 +1,7 @@
 //! Which vector instructions a call may use.
 
 use std::fmt;
+use std::sync::OnceLock;
 
 /// A level of vector instructions, chosen once at start and passed to every kernel. Levels are ordered: a machine that
 /// has one has all below it, so a test can force a lower one.
@@ -16,8 +17,10 @@ pub enum Simd {
 
 impl Simd {
     /// The best level of this machine.
+    #[inline]
     pub fn detect() -> Simd {
-        *Simd::available().last().unwrap_or(&Simd::Scalar)
+        static BEST: OnceLock<Simd> = OnceLock::new();
+        *BEST.get_or_init(|| *Simd::available().last().unwrap_or(&Simd::Scalar))
     }
 
     /// All levels this machine can run, lowest first.
@@ -34,6 +37,7 @@ impl Simd {
     }
 
     /// This level, or the best one the machine has if it is lower. Kernels call it before they enter vector code.
+    #[inline]
     pub(super) fn clamp_to_machine(self) -> Simd {
         self.min(Simd::detect())
     }

@@ -6,7 +6,8 @@ use super::simd::Simd;
 use crate::quant::Format;
 
 /// Activation rows, at most, that the matrix-vector kernels take in one pass over the weights.
-pub(super) const WINDOW_MAX: usize = 8;
+#[cfg(target_arch = "x86_64")]
+const WINDOW_MAX: usize = 8;
 
 #[cfg(target_arch = "x86_64")]
 type Kernel = unsafe fn(&Job);

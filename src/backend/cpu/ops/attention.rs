@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::super::exec::{Kernel, Run, Thread};
 use super::super::layout::{HeadsPlace, Layout, Place, StatePlace};
@@ -34,6 +35,8 @@ pub trait CacheElement: Pod {
     fn store(from: &[f32], to: &mut [Self]);
     /// The elements as floats, converted into `buffer` where they are not.
     fn load<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
+    /// The elements as floats, then zeros.
+    fn widen(from: &[Self], to: &mut [f32]);
 }
 
 impl CacheElement for f32 {
@@ -44,17 +47,29 @@ impl CacheElement for f32 {
     fn load<'a>(from: &'a [f32], _: &'a mut [f32]) -> &'a [f32] {
         from
     }
+
+    fn widen(from: &[f32], to: &mut [f32]) {
+        let (values, padding) = to.split_at_mut(from.len());
+        values.copy_from_slice(from);
+        padding.fill(0.0);
+    }
 }
 
 impl CacheElement for f16 {
     fn store(from: &[f32], to: &mut [f16]) {
-        from.iter().zip(to).for_each(|(from, to)| *to = f16::from_f32(*from));
+        to.convert_from_f32_slice(from);
     }
 
     fn load<'a>(from: &'a [f16], buffer: &'a mut [f32]) -> &'a [f32] {
         let convert = |value: &f16| crate::quant::f16_bits_to_f32(value.to_bits());
         buffer.iter_mut().zip(from).for_each(|(to, from)| *to = convert(from));
         buffer
+    }
+
+    fn widen(from: &[f16], to: &mut [f32]) {
+        let (values, padding) = to.split_at_mut(from.len());
+        from.convert_to_f32_slice(values);
+        padding.fill(0.0);
     }
 }
 
@@ -127,13 +142,13 @@ impl Kernel for KvAppend {
 
 #[derive(Debug)]
 pub struct Attention {
-    q: HeadsPlace,
-    cache: KvCache,
-    out: HeadsPlace,
-    scale: f32,
-    window: Option<usize>,
-    selection: Option<(Place, usize)>,
-    gate: Option<HeadsPlace>,
+    pub q: HeadsPlace,
+    pub cache: KvCache,
+    pub out: HeadsPlace,
+    pub scale: f32,
+    pub window: Option<usize>,
+    pub selection: Option<(Place, usize)>,
+    pub gate: Option<HeadsPlace>,
 }
 
 impl Attention {
@@ -158,7 +173,7 @@ impl Attention {
     }
 
     /// Calls `see` with the runs of cells that a row attends to, ascending.
-    fn cells(&self, run: &Run<'_>, row: usize, mut see: impl FnMut(Range<usize>)) {
+    pub fn cells(&self, run: &Run<'_>, row: usize, mut see: impl FnMut(Range<usize>)) {
         let end = run.rows[row].index as usize + 1;
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let Some((place, ratio)) = &self.selection else { return see(start..end) };

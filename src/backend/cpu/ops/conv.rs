@@ -1,10 +1,12 @@
 //! Causal depthwise convolution over tokens.
 
 use super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::kernels::floats;
 use super::super::layout::{Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
+use super::super::vector::Level;
 use super::super::view::{Mat, MatMut, carve, carve_bytes};
-use super::math::silu;
+use super::math::{add_products_of, silu};
 use super::wrong_op;
 use crate::program::{Op, StateKind, WeightId};
 use crate::quant::Format;
@@ -22,6 +24,7 @@ pub struct CausalConv {
     dilation: usize,
     history: StatePlace,
     ring_rows: usize,
+    level: Option<Level>,
 }
 
 impl CausalConv {
@@ -47,6 +50,7 @@ impl CausalConv {
             dilation,
             history,
             ring_rows,
+            level: layout.level(),
         })
     }
 }
@@ -105,10 +109,13 @@ impl CausalConv {
             out.fill(0.0);
             for (tap, weights) in weights.chunks_exact(lane.len).enumerate() {
                 if let Some(input) = lane.input(i, (self.taps - 1 - tap) * self.dilation) {
-                    out.iter_mut().zip(weights).zip(input).for_each(|((out, w), x)| *out += w * x);
+                    add_products_of(out, weights, input);
                 }
             }
-            out.iter_mut().for_each(|v| *v = silu(*v));
+            match self.level {
+                None => out.iter_mut().for_each(|v| *v = silu(*v)),
+                Some(level) => floats::silu(level.simd(), out),
+            }
         }
     }
 }

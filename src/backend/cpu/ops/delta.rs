@@ -4,7 +4,7 @@ use super::super::exec::{Kernel, Run, Span, Thread};
 use super::super::layout::{HeadsPlace, Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
 use super::super::view::{Mat, MatMut, carve, carve_bytes};
-use super::math::{dot, rms_scale};
+use super::math::{dot, rms_scale, sum_squares};
 use super::wrong_op;
 use crate::program::{Op, StateKind};
 
@@ -13,27 +13,27 @@ const L2_EPS: f32 = 1e-6;
 
 #[derive(Debug)]
 pub struct DeltaRule {
-    q: HeadsPlace,
-    k: HeadsPlace,
-    v: HeadsPlace,
-    decay: Place,
-    beta: Place,
-    gate: Place,
-    norm: Vector,
-    eps: f32,
-    state: StatePlace,
-    out: Place,
+    pub q: HeadsPlace,
+    pub k: HeadsPlace,
+    pub v: HeadsPlace,
+    pub decay: Place,
+    pub beta: Place,
+    pub gate: Place,
+    pub norm: Vector,
+    pub eps: f32,
+    pub state: StatePlace,
+    pub out: Place,
 }
 
 /// The operands of a run.
-struct Inputs<'a> {
-    q: Mat<'a, f32>,
-    k: Mat<'a, f32>,
-    v: Mat<'a, f32>,
-    decay: Mat<'a, f32>,
-    beta: Mat<'a, f32>,
-    gate: Mat<'a, f32>,
-    norm: &'a [f32],
+pub struct Inputs<'a> {
+    pub q: Mat<'a, f32>,
+    pub k: Mat<'a, f32>,
+    pub v: Mat<'a, f32>,
+    pub decay: Mat<'a, f32>,
+    pub beta: Mat<'a, f32>,
+    pub gate: Mat<'a, f32>,
+    pub norm: &'a [f32],
 }
 
 impl DeltaRule {
@@ -70,7 +70,7 @@ impl DeltaRule {
         if fits { Ok(()) } else { Err("operands of different shapes".into()) }
     }
 
-    fn inputs<'a>(&self, run: &Run<'a>) -> Inputs<'a> {
+    pub fn inputs<'a>(&self, run: &Run<'a>) -> Inputs<'a> {
         Inputs {
             q: self.q.place.read(run),
             k: self.k.place.read(run),
@@ -83,9 +83,15 @@ impl DeltaRule {
     }
 
     /// First byte of a head's state in one version of a slot.
-    fn head_state(&self, slot: u32, version: u32, head: usize) -> usize {
+    pub fn head_state(&self, slot: u32, version: u32, head: usize) -> usize {
         let index = version as usize * self.v.count + head;
         self.state.slot(slot) + index * self.q.dim * self.v.dim * size_of::<f32>()
+    }
+
+    /// The norm and the gate of a head's output.
+    pub fn finish(&self, inputs: &Inputs<'_>, row: usize, head: usize, out: &mut [f32], scale: f32) {
+        let gate = inputs.gate.part(row, head * self.v.dim, self.v.dim);
+        out.iter_mut().zip(inputs.norm).zip(gate).for_each(|((o, n), g)| *o = *o * scale * n * g);
     }
 
     /// All rows of a sequence for one value head.
@@ -112,17 +118,14 @@ impl DeltaRule {
                 state.copy_from_slice(unsafe { run.state.read(self.head_state(span.slot, read, head), len) });
             }
             token.step(state, out);
-            let scale = rms_scale(out, self.eps);
-            let gate = &inputs.gate.row(row)[columns.clone()];
-            out.iter_mut().zip(inputs.norm).zip(gate).for_each(|((o, n), g)| *o = *o * scale * n * g);
+            self.finish(inputs, row, head, out, rms_scale(out, self.eps));
         }
     }
 }
 
 /// `out = x / |x| * factor`
-fn normalise(x: &[f32], factor: f32, out: &mut [f32]) {
-    let sum: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    let scale = (1.0 / (sum + f64::from(L2_EPS)).sqrt()) as f32 * factor;
+pub fn normalise(x: &[f32], factor: f32, out: &mut [f32]) {
+    let scale = (1.0 / (sum_squares(x) + f64::from(L2_EPS)).sqrt()) as f32 * factor;
     out.iter_mut().zip(x).for_each(|(out, x)| *out = x * scale);
 }
 

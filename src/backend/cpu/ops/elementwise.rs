@@ -3,6 +3,7 @@
 use super::super::exec::{Kernel, Thread};
 use super::super::layout::{Layout, Place};
 use super::super::pool::Poisoned;
+use super::math::axpy;
 use crate::program::View;
 
 /// Columns that a thread works on at once: small enough to share a single row among many threads.
@@ -57,11 +58,8 @@ impl Kernel for Add {
         for piece in self.x.write::<f32>(thread).pieces(TILE, TILE) {
             let y = y.part(piece.row, piece.column, piece.data.len());
             match &scale {
-                None => piece.data.iter_mut().zip(y).for_each(|(x, y)| *x += y),
-                Some(scale) => {
-                    let scale = scale.row(piece.row)[0];
-                    piece.data.iter_mut().zip(y).for_each(|(x, y)| *x += scale * y);
-                }
+                None => axpy(piece.data, 1.0, y),
+                Some(scale) => axpy(piece.data, scale.row(piece.row)[0], y),
             }
         }
         Ok(())

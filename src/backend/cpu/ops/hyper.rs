@@ -4,6 +4,7 @@ use super::super::exec::{Kernel, Thread};
 use super::super::layout::{Layout, Place};
 use super::super::pool::Poisoned;
 use super::elementwise::TILE;
+use super::math::{add_products_of, axpy};
 use super::wrong_op;
 use crate::program::Op;
 
@@ -36,7 +37,7 @@ impl Kernel for Gate {
                 let column = stream * self.out.width + piece.column;
                 let gates = gates.part(piece.row, column, piece.data.len());
                 let normed = normed.part(piece.row, column, piece.data.len());
-                piece.data.iter_mut().zip(gates).zip(normed).for_each(|((out, g), n)| *out += g * n);
+                add_products_of(piece.data, gates, normed);
             }
             piece.data.iter_mut().for_each(|out| *out *= share);
         }
@@ -67,7 +68,7 @@ impl Kernel for Combine {
         let width = self.y.width;
         for piece in self.x.write::<f32>(thread).pieces(width, width) {
             let weight = weights.row(piece.row)[piece.number];
-            piece.data.iter_mut().zip(y.row(piece.row)).for_each(|(x, y)| *x += weight * y);
+            axpy(piece.data, weight, y.row(piece.row));
         }
         Ok(())
     }

@@ -1,10 +1,12 @@
 //! The indexer of sparse attention (2.2): its keys, and the choice of blocks.
 
-use super::super::exec::{Kernel, Span, Thread};
+use super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::kernels::floats;
 use super::super::layout::{HeadsPlace, Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
 use super::super::rope::{angles, rotate};
-use super::super::view::{carve, carve_bytes};
+use super::super::vector::Level;
+use super::super::view::{Mat, carve, carve_bytes};
 use super::math::{dot, rms_scale};
 use super::wrong_op;
 use crate::program::{Op, Rope, Row, StateId, StateKind};
@@ -118,6 +120,7 @@ pub struct BlockSelect {
     cache: KeyCache,
     budget: usize,
     out: Place,
+    level: Option<Level>,
 }
 
 impl BlockSelect {
@@ -127,7 +130,7 @@ impl BlockSelect {
         if query.dim != cache.dim || out.width != *budget_blocks as usize + 1 {
             return Err("operands of different widths".into());
         }
-        Ok(BlockSelect { query, cache, budget: *budget_blocks as usize, out })
+        Ok(BlockSelect { query, cache, budget: *budget_blocks as usize, out, level: layout.level() })
     }
 
     fn blocks(&self) -> usize {
@@ -147,36 +150,88 @@ fn best_blocks<'b>(scores: &[f32], blocks: &'b mut [u32], budget: usize) -> &'b 
     chosen
 }
 
+/// Scores in a small window, where the blocks are dealt to the threads, are kept for this many rows.
+const FEW_ROWS: usize = 8;
+
+impl BlockSelect {
+    fn complete(&self, row: &Row) -> usize {
+        (row.index as usize + 1) / self.cache.ratio
+    }
+
+    /// Scores of some blocks for the query of a row.
+    fn score(&self, run: &Run<'_>, query: &Mat<'_, f32>, row: usize, first: usize, scores: &mut [f32]) {
+        let dim = self.cache.dim;
+        let from = self.cache.pooled(run.rows[row].slot, first);
+        // SAFETY: pooled keys are written by `IndexAppend`, not in this step.
+        let keys: &[f32] = unsafe { run.state.read(from, scores.len() * dim) };
+        for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
+            let heads = (0..self.query.count).map(|h| self.query.head(query, row, h));
+            let product = |q: &[f32]| self.level.map_or_else(|| dot(q, key), |level| floats::dot(level.simd(), q, key));
+            *score = heads.map(|q| product(q).max(0.0)).sum();
+        }
+    }
+
+    /// Writes the choice of a row: all blocks if the budget allows, else the best by `scores`.
+    fn choose(&self, complete: usize, scores: &[f32], blocks: &mut [u32], out: &mut [u32]) {
+        let chosen = complete.min(self.budget);
+        out[0] = chosen as u32;
+        out[1 + chosen..].fill(0);
+        if complete <= self.budget {
+            out[1..=chosen].iter_mut().zip(0..).for_each(|(block, number)| *block = number);
+        } else {
+            let best = best_blocks(&scores[..complete], &mut blocks[..complete], self.budget);
+            out[1..=chosen].copy_from_slice(best);
+        }
+    }
+
+    /// Scores the rows of a small window together, into the shared scratch.
+    fn score_together(&self, thread: &Thread<'_>, query: &Mat<'_, f32>) -> Result<(), Poisoned> {
+        let run = thread.run;
+        for row in 0..query.rows() {
+            let complete = self.complete(&run.rows[row]);
+            if complete > self.budget {
+                let mine = thread.member().share(complete);
+                let at = (row * self.blocks() + mine.start) * size_of::<f32>();
+                // SAFETY: the blocks are dealt to the threads.
+                let scores = unsafe { run.shared.write(at, mine.len()) };
+                self.score(run, query, row, mine.start, scores);
+            }
+        }
+        thread.team.meet(|| ())
+    }
+}
+
 impl Kernel for BlockSelect {
     fn scratch_bytes(&self) -> usize {
         carve_bytes::<f32>(self.blocks()) + carve_bytes::<u32>(self.blocks())
+    }
+
+    fn shared_bytes(&self) -> usize {
+        self.query.place.max_rows.min(FEW_ROWS) * self.blocks() * size_of::<f32>()
     }
 
     fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
         let run = thread.run;
         let query = self.query.place.read::<f32>(run);
         let mut out = self.out.write::<u32>(thread);
+        let together = query.rows() <= FEW_ROWS;
+        if together {
+            self.score_together(thread, &query)?;
+        }
         let scores: &mut [f32] = carve(&mut thread.scratch, self.blocks());
         let blocks: &mut [u32] = carve(&mut thread.scratch, self.blocks());
         for piece in out.whole_rows() {
-            let row = &run.rows[piece.row];
-            let complete = (row.index as usize + 1) / self.cache.ratio;
-            let chosen = complete.min(self.budget);
-            piece.data[0] = chosen as u32;
-            piece.data[1 + chosen..].fill(0);
-            if complete <= self.budget {
-                piece.data[1..=chosen].iter_mut().zip(0..).for_each(|(block, number)| *block = number);
-                continue;
+            let complete = self.complete(&run.rows[piece.row]);
+            if !together && complete > self.budget {
+                self.score(run, &query, piece.row, 0, &mut scores[..complete]);
             }
-            let dim = self.cache.dim;
-            // SAFETY: pooled keys are written by `IndexAppend`, not in this step.
-            let keys: &[f32] = unsafe { run.state.read(self.cache.pooled(row.slot, 0), complete * dim) };
-            for (score, key) in scores.iter_mut().zip(keys.chunks_exact(dim)) {
-                let heads = (0..self.query.count).map(|h| self.query.head(&query, piece.row, h));
-                *score = heads.map(|q| dot(q, key).max(0.0)).sum();
+            if together {
+                let at = piece.row * self.blocks() * size_of::<f32>();
+                // SAFETY: written before the threads met; nothing writes the shared scratch again in this step.
+                self.choose(complete, unsafe { run.shared.read(at, complete) }, blocks, piece.data);
+            } else {
+                self.choose(complete, scores, blocks, piece.data);
             }
-            let best = best_blocks(&scores[..complete], &mut blocks[..complete], self.budget);
-            piece.data[1..=chosen].copy_from_slice(best);
         }
         Ok(())
     }

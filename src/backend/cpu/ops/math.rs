@@ -24,8 +24,7 @@ pub fn softplus(x: f32) -> f32 {
 
 /// `1 / sqrt(mean(x^2) + eps)`, summed in double precision.
 pub fn rms_scale(x: &[f32], eps: f32) -> f32 {
-    let sum: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
-    (1.0 / (sum / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+    (1.0 / (sum_squares(x) / x.len() as f64 + f64::from(eps)).sqrt()) as f32
 }
 
 /// Partial sums of a dot product: the order of [`crate::quant::Format::dot_row`].
@@ -82,8 +81,8 @@ fn dot_rows_body(w: &[f32], x: &Mat<'_, f32>, out: &mut [f32]) {
         let sums = dot_group::<GROUP>(w, std::array::from_fn(|i| x.row(first + i)));
         out[first..first + GROUP].copy_from_slice(&sums);
     }
-    for row in whole..x.rows() {
-        out[row] = dot_group(w, [x.row(row)])[0];
+    for (row, out) in out.iter_mut().enumerate().take(x.rows()).skip(whole) {
+        *out = dot_group(w, [x.row(row)])[0];
     }
 }
 
@@ -97,18 +96,18 @@ fn axpy_body(y: &mut [f32], a: f32, x: &[f32]) {
 
 /// Compiles a loop for AVX2 and AVX-512 too and picks the widest that the processor has.
 macro_rules! for_each_width {
-    ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),*)) => {
+    ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)?) => {
         $(#[$doc])*
-        pub fn $name($($arg: $ty),*) {
+        pub fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                fn avx2($($arg: $ty),*) {
-                    $body($($arg),*);
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
                 }
                 #[target_feature(enable = "avx512f")]
-                fn avx512($($arg: $ty),*) {
-                    $body($($arg),*);
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    $body($($arg),*)
                 }
                 if std::arch::is_x86_feature_detected!("avx512f") {
                     // SAFETY: the processor has the feature.
@@ -119,7 +118,7 @@ macro_rules! for_each_width {
                     return unsafe { avx2($($arg),*) };
                 }
             }
-            $body($($arg),*);
+            $body($($arg),*)
         }
     };
 }
@@ -127,6 +126,47 @@ macro_rules! for_each_width {
 for_each_width! {
     /// Dot products of `w` with every row of `x`.
     dot_rows = dot_rows_body(w: &[f32], x: &Mat<'_, f32>, out: &mut [f32])
+}
+#[inline(always)]
+fn sum_squares_body(x: &[f32]) -> f64 {
+    let mut lanes = [0.0f64; LANES];
+    let (groups, rest) = x.as_chunks::<LANES>();
+    for group in groups {
+        for lane in 0..LANES {
+            lanes[lane] += f64::from(group[lane]) * f64::from(group[lane]);
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += f64::from(*x) * f64::from(*x);
+    }
+    lanes.iter().sum()
+}
+
+#[inline(always)]
+fn scaled_body(x: &[f32], scale: f32, weight: &[f32], out: &mut [f32]) {
+    for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * scale * w;
+    }
+}
+
+#[inline(always)]
+fn add_products_of_body(out: &mut [f32], a: &[f32], b: &[f32]) {
+    for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+        *out += a * b;
+    }
+}
+
+for_each_width! {
+    /// Sum of squares in double precision.
+    sum_squares = sum_squares_body(x: &[f32]) -> f64
+}
+for_each_width! {
+    /// `out = x * scale * weight`
+    scaled = scaled_body(x: &[f32], scale: f32, weight: &[f32], out: &mut [f32])
+}
+for_each_width! {
+    /// `out += a * b`, element by element.
+    add_products_of = add_products_of_body(out: &mut [f32], a: &[f32], b: &[f32])
 }
 for_each_width! {
     /// `y += a * x`

@@ -62,13 +62,27 @@ impl Finish {
     }
 }
 
+/// The second matrix of a gated product.
+#[derive(Debug)]
+pub struct Up {
+    pub matrix: Matrix,
+    scale: Option<Vector>,
+    pub activation: GateActivation,
+}
+
+impl Up {
+    pub fn scale(&self, run: &Run<'_>) -> f32 {
+        self.scale.map_or(1.0, |s| s.get(run)[0])
+    }
+}
+
 /// One product of a group, resolved.
 #[derive(Debug)]
 pub struct Part {
     pub main: Matrix,
-    pub up: Option<(Matrix, GateActivation)>,
+    pub up: Option<Up>,
     pub bias: Option<Vector>,
-    pub scale: Option<Vector>,
+    scale: Option<Vector>,
     pub finish: Finish,
     pub out: Place,
 }
@@ -78,29 +92,37 @@ impl Part {
         let main = layout.matrix(part.main_weight())?;
         let up = match part.weights {
             PartWeights::One(_) => None,
-            PartWeights::Gated { up, activation, .. } => Some((layout.matrix(up)?, activation)),
+            PartWeights::Gated { up, up_scale, activation, .. } => {
+                let scale = up_scale.map(|s| layout.vector(s)).transpose()?;
+                Some(Up { matrix: layout.matrix(up)?, scale, activation })
+            }
         };
         let out = layout.view(part.out)?;
-        for m in [Some(&main), up.as_ref().map(|(m, _)| m)].into_iter().flatten() {
+        for m in [Some(&main), up.as_ref().map(|up| &up.matrix)].into_iter().flatten() {
             if m.cols != x.width as usize || m.rows != out.width {
                 return Err(format!("a matrix of {}x{} between {} and {} columns", m.rows, m.cols, x.width, out.width));
             }
         }
         let bias = part.bias.map(|b| layout.vector(b)).transpose()?;
         let scale = part.scale.map(|s| layout.vector(s)).transpose()?;
-        if bias.is_some_and(|b| b.len != out.width) || scale.is_some_and(|s| s.len != 1) {
+        let up_scale = up.as_ref().and_then(|up| up.scale);
+        if bias.is_some_and(|b| b.len != out.width) || [scale, up_scale].into_iter().flatten().any(|s| s.len != 1) {
             return Err("bias or scale of another length".into());
         }
-        if up.is_some() && (bias.is_some() || scale.is_some()) {
-            return Err("a gated product with bias or scale".into());
+        if up.is_some() && bias.is_some() {
+            return Err("a gated product with a bias".into());
         }
         Ok(Part { main, up, bias, scale, finish: Finish::new(layout, part.epilogue, out.width)?, out })
     }
 
-    /// Scale, bias and epilogue for column `o`.
+    /// The factor of the (first) product.
+    pub fn scale(&self, run: &Run<'_>) -> f32 {
+        self.scale.map_or(1.0, |s| s.get(run)[0])
+    }
+
+    /// Bias and epilogue for column `o`.
     pub fn finish(&self, run: &Run<'_>, o: usize, product: f32, out: &mut f32) {
-        let scaled = self.scale.map_or(product, |s| product * s.get(run)[0]);
-        let biased = self.bias.map_or(scaled, |b| scaled + b.get(run)[o]);
+        let biased = self.bias.map_or(product, |b| product + b.get(run)[o]);
         self.finish.apply(run, o, biased, out);
     }
 
@@ -167,10 +189,13 @@ fn products_of_row(
 ) {
     decode(&part.main, run, 0, o, weights);
     dot_rows(weights, x, products);
-    if let Some((up, activation)) = &part.up {
-        decode(up, run, 0, o, weights);
+    let scale = part.scale(run);
+    products.iter_mut().for_each(|product| *product *= scale);
+    if let Some(up) = &part.up {
+        decode(&up.matrix, run, 0, o, weights);
         dot_rows(weights, x, ups);
-        products.iter_mut().zip(ups).for_each(|(gate, up)| *gate = activate(*activation, *gate, *up));
+        let scale = up.scale(run);
+        products.iter_mut().zip(ups).for_each(|(gate, product)| *gate = activate(up.activation, *gate, *product * scale));
     }
 }
 

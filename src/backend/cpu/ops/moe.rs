@@ -4,6 +4,7 @@
 use super::super::exec::{Kernel, Run, Thread};
 use super::super::layout::{Layout, Matrix, Place, Vector};
 use super::super::pool::Poisoned;
+use super::super::vector::{self, Level};
 use super::super::view::{Mat, carve, carve_bytes};
 use super::math::dot;
 use super::matmul::{ROW_TILE, activate, decode};
@@ -19,6 +20,7 @@ pub struct Router {
     ids: Place,
     weights: Place,
     normalise: bool,
+    level: Option<Level>,
 }
 
 impl Router {
@@ -28,7 +30,7 @@ impl Router {
             return Err(format!("{} of {} experts with {} weights", ids.width, logits.width, weights.width));
         }
         let (logits, ids, weights) = (layout.view(*logits)?, layout.view(*ids)?, layout.view(*weights)?);
-        Ok(Router { logits, ids, weights, normalise: *normalise })
+        Ok(Router { logits, ids, weights, normalise: *normalise, level: layout.level() })
     }
 }
 
@@ -43,7 +45,7 @@ impl Kernel for Router {
         let mut weights = self.weights.write::<f32>(thread);
         let p: &mut [f32] = carve(&mut thread.scratch, self.logits.width);
         for (ids, weights) in ids.whole_rows().zip(weights.whole_rows()) {
-            softmax(logits.row(ids.row), p);
+            softmax(self.level, logits.row(ids.row), p);
             choose(p, ids.data, weights.data);
             if self.normalise {
                 let sum: f32 = weights.data.iter().sum();
@@ -54,7 +56,13 @@ impl Kernel for Router {
     }
 }
 
-fn softmax(logits: &[f32], p: &mut [f32]) {
+fn softmax(level: Option<Level>, logits: &[f32], p: &mut [f32]) {
+    if let Some(level) = level {
+        p.copy_from_slice(logits);
+        let max = vector::max(level, p);
+        let sum = vector::exponentials(level, p, max);
+        return p.iter_mut().for_each(|p| *p /= sum);
+    }
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     p.iter_mut().zip(logits).for_each(|(p, x)| *p = (x - max).exp());
     let sum: f32 = p.iter().sum();
@@ -125,12 +133,12 @@ impl<'s> Groups<'s> {
 
 #[derive(Debug)]
 pub struct ExpertGated {
-    x: Place,
-    ids: Place,
-    gate: (Matrix, Option<Vector>),
-    up: (Matrix, Option<Vector>),
-    activation: GateActivation,
-    out: Place,
+    pub x: Place,
+    pub ids: Place,
+    pub gate: (Matrix, Option<Vector>),
+    pub up: (Matrix, Option<Vector>),
+    pub activation: GateActivation,
+    pub out: Place,
 }
 
 impl ExpertGated {
@@ -151,7 +159,7 @@ impl ExpertGated {
 }
 
 /// The factor of an expert's product.
-fn expert_scale(scale: Option<Vector>, run: &Run<'_>, expert: usize) -> f32 {
+pub fn expert_scale(scale: Option<Vector>, run: &Run<'_>, expert: usize) -> f32 {
     scale.map_or(1.0, |s| s.get(run)[expert])
 }
 
@@ -194,11 +202,11 @@ impl Kernel for ExpertGated {
 
 #[derive(Debug)]
 pub struct ExpertDown {
-    x: Place,
-    ids: Place,
-    weights: Place,
-    down: (Matrix, Option<Vector>),
-    out: Place,
+    pub x: Place,
+    pub ids: Place,
+    pub weights: Place,
+    pub down: (Matrix, Option<Vector>),
+    pub out: Place,
 }
 
 impl ExpertDown {

@@ -4,7 +4,7 @@ use super::super::exec::{Kernel, Thread};
 use super::super::layout::{HeadsPlace, Layout, Place, Vector};
 use super::super::pool::Poisoned;
 use super::super::rope::rotate;
-use super::math::rms_scale;
+use super::math::{rms_scale, scaled};
 use super::wrong_op;
 use crate::program::{Op, RopePairing};
 
@@ -12,10 +12,13 @@ use crate::program::{Op, RopePairing};
 pub fn scale_by(x: &[f32], scale: f32, weight: Option<&[f32]>, first: usize, out: &mut [f32]) {
     match weight {
         None => out.iter_mut().zip(x).for_each(|(out, x)| *out = x * scale),
-        Some(weight) => {
-            let weight = weight.iter().cycle().skip(first % weight.len());
-            out.iter_mut().zip(x).zip(weight).for_each(|((out, x), w)| *out = x * scale * w);
-        }
+        Some(weight) => match weight.get(first % weight.len()..).and_then(|w| w.get(..x.len())) {
+            Some(weight) => scaled(x, scale, weight, out),
+            None => {
+                let weight = weight.iter().cycle().skip(first % weight.len());
+                out.iter_mut().zip(x).zip(weight).for_each(|((out, x), w)| *out = x * scale * w);
+            }
+        },
     }
 }
 

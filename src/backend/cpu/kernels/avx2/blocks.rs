@@ -1,14 +1,15 @@
 //! The formats with short blocks, the ternary ones, and the helpers that others share.
 
 use super::{Super, Unpack, unpack};
-use crate::quant::fp4::{E2M1_DOUBLED, e8m0_half_to_f32, ue4m3_half_to_f32};
+use crate::backend::cpu::kernels::each::each;
+use crate::quant::fp4::{E2M1_DOUBLED, ue4m3_half_to_f32};
 use std::arch::x86_64::*;
 
 /// From natural order to the two halves of the layout.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn transpose(x: [__m256i; 8]) -> [[__m256i; 4]; 2] {
-    [0, 4].map(|i| {
+    each!(2 of [0, 4], |i| {
         let ab_low = _mm256_unpacklo_epi32(x[i], x[i + 1]);
         let ab_high = _mm256_unpackhi_epi32(x[i], x[i + 1]);
         let cd_low = _mm256_unpacklo_epi32(x[i + 2], x[i + 3]);
@@ -33,14 +34,14 @@ pub(super) fn spread(by_32: __m256) -> [__m256; 2] {
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn spread16(by_16: [__m256; 2]) -> [__m256; 2] {
-    by_16.map(|x| _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)))
+    each!(2 of by_16, |x| _mm256_permutevar8x32_ps(x, _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7)))
 }
 
 /// Sixteen bytes, one for each group of 16, widened with their sign (`SIGNED`) and multiplied by `d`.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn scales16<const SIGNED: bool>(bytes: __m128i, d: f32) -> [__m256; 2] {
-    spread16([bytes, _mm_unpackhi_epi64(bytes, bytes)].map(|bytes| {
+    spread16(each!(2 of [bytes, _mm_unpackhi_epi64(bytes, bytes)], |bytes| {
         let wide = if SIGNED { _mm256_cvtepi8_epi32(bytes) } else { _mm256_cvtepu8_epi32(bytes) };
         _mm256_mul_ps(_mm256_cvtepi32_ps(wide), _mm256_set1_ps(d))
     }))
@@ -130,12 +131,12 @@ pub(super) fn look_up16(nibbles: __m256i, table: &[i8; 16], offset: i8) -> __m25
 }
 
 unpack! { Q4_0, 8 * 18, shift: Some(3), mins: false, max: 15, |p| {
-    Super { q: std::array::from_fn(|n| nibbles(p.add(18 * n + 2))), scale: halves(p, 18), min: zeros() }
+    Super { q: each!(8, |n| nibbles(p.add(18 * n + 2))), scale: halves(p, 18), min: zeros() }
 }}
 
 unpack! { Q4_1, 8 * 20, shift: None, mins: true, max: 15, |p| {
     Super {
-        q: std::array::from_fn(|n| nibbles(p.add(20 * n + 4))),
+        q: each!(8, |n| nibbles(p.add(20 * n + 4))),
         scale: halves(p, 20),
         min: halves(p.add(2), 20),
     }
@@ -143,7 +144,7 @@ unpack! { Q4_1, 8 * 20, shift: None, mins: true, max: 15, |p| {
 
 unpack! { Q5_0, 8 * 22, shift: Some(4), mins: false, max: 31, |p| {
     Super {
-        q: std::array::from_fn(|n| five_bits(p.add(22 * n + 6), p.add(22 * n + 2))),
+        q: each!(8, |n| five_bits(p.add(22 * n + 6), p.add(22 * n + 2))),
         scale: halves(p, 22),
         min: zeros(),
     }
@@ -151,7 +152,7 @@ unpack! { Q5_0, 8 * 22, shift: Some(4), mins: false, max: 31, |p| {
 
 unpack! { Q5_1, 8 * 24, shift: None, mins: true, max: 31, |p| {
     Super {
-        q: std::array::from_fn(|n| five_bits(p.add(24 * n + 8), p.add(24 * n + 4))),
+        q: each!(8, |n| five_bits(p.add(24 * n + 8), p.add(24 * n + 4))),
         scale: halves(p, 24),
         min: halves(p.add(2), 24),
     }
@@ -160,7 +161,7 @@ unpack! { Q5_1, 8 * 24, shift: None, mins: true, max: 31, |p| {
 unpack! { Q8_0, 8 * 34, shift: Some(7), mins: false, max: 255, |p| {
     let sign = _mm256_set1_epi8(-128);
     Super {
-        q: std::array::from_fn(|n| _mm256_xor_si256(_mm256_loadu_si256(p.add(34 * n + 2).cast()), sign)),
+        q: each!(8, |n| _mm256_xor_si256(_mm256_loadu_si256(p.add(34 * n + 2).cast()), sign)),
         scale: halves(p, 34),
         min: zeros(),
     }
@@ -168,7 +169,7 @@ unpack! { Q8_0, 8 * 34, shift: Some(7), mins: false, max: 255, |p| {
 
 unpack! { Q2_0, 4 * 18, shift: Some(0), mins: false, max: 3, |p| {
     // Byte `i` holds weights `4 * i..4 * i + 4`: each byte four times, each time another field.
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let x = p.add(18 * (n / 2) + 2 + 8 * (n % 2)).cast::<i64>().read_unaligned();
         let x = _mm256_shuffle_epi8(
             _mm256_set1_epi64x(x),
@@ -182,23 +183,30 @@ unpack! { Q2_0, 4 * 18, shift: Some(0), mins: false, max: 3, |p| {
         let fourth = _mm256_and_si256(_mm256_srli_epi32::<6>(x), _mm256_set1_epi32(0x0300_0000));
         _mm256_or_si256(_mm256_or_si256(even, second), _mm256_or_si256(third, fourth))
     });
-    let d: [f32; 4] = std::array::from_fn(|b| half(p.add(18 * b)));
+    let d: [f32; 4] = each!(4, |b| half(p.add(18 * b)));
     let scale = spread(_mm256_setr_ps(d[0], d[0], d[1], d[1], d[2], d[2], d[3], d[3]));
     Super { q, scale, min: zeros() }
 }}
 
 unpack! { MXFP4, 8 * 17, shift: Some(4), mins: false, max: 28, |p| {
-    let d: [f32; 8] = std::array::from_fn(|n| e8m0_half_to_f32(*p.add(17 * n)));
+    let at = |i: usize| u64::from(*p.add(17 * i)) << (8 * i);
+    let e = at(0) | at(1) | at(2) | at(3) | at(4) | at(5) | at(6) | at(7);
+    let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e as i64));
+    // Half of 2^(e - 127): exponent e - 1, or a subnormal number.
+    let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
+    let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
+    let small = _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e);
+    let scale = _mm256_castsi256_ps(_mm256_blendv_epi8(normal, subnormal, small));
     Super {
-        q: std::array::from_fn(|n| look_up16(nibbles(p.add(17 * n + 1)), &E2M1_DOUBLED, 16)),
-        scale: spread(_mm256_loadu_ps(d.as_ptr())),
+        q: each!(8, |n| look_up16(nibbles(p.add(17 * n + 1)), &E2M1_DOUBLED, 16)),
+        scale: spread(scale),
         min: zeros(),
     }
 }}
 
 unpack! { NVFP4, 4 * 36, shift: Some(4), mins: false, max: 28, |p| {
     // Eight bytes hold 16 weights: the low nibbles, then the high ones.
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let x = nibbles(p.add(36 * (n / 2) + 4 + 16 * (n % 2)));
         let x = _mm256_permute4x64_epi64::<0b11_01_10_00>(x);
         look_up16(x, &E2M1_DOUBLED, 16)

@@ -2,6 +2,7 @@
 
 use super::blocks::{bits_to_bytes, half, look_up16, nibbles, scales8, scales16, spread, spread16, zeros};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES, KSIGNS};
 use std::arch::x86_64::*;
 
@@ -51,7 +52,7 @@ unsafe fn read<T: Copy>(p: *const u8) -> T {
 #[target_feature(enable = "avx2")]
 unsafe fn top_scales(p: *const u8, stride: usize, d: f32, factor: f32) -> [__m256; 2] {
     // SAFETY: see above.
-    let code: [f32; 8] = std::array::from_fn(|n| unsafe { (read::<u32>(p.add(n * stride)) >> 28) as f32 + 0.5 });
+    let code: [f32; 8] = each!(8, |n| unsafe { (read::<u32>(p.add(n * stride)) >> 28) as f32 + 0.5 });
     // SAFETY: eight floats.
     let code = unsafe { _mm256_loadu_ps(code.as_ptr()) };
     spread(_mm256_mul_ps(code, _mm256_set1_ps(d * factor)))
@@ -72,7 +73,7 @@ unsafe fn nibble_scales(p: *const u8, d: f32) -> [__m256; 2] {
 }
 
 unpack! { IQ2XXS, 66, shift: Some(6), mins: false, max: 107, |p| {
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let at = p.add(2 + 8 * n);
         let magnitudes = eights(|i| IQ2XXS_GRID[usize::from(*at.add(i))]);
         apply_signs(magnitudes, ksigns(read(at.add(4))))
@@ -81,16 +82,16 @@ unpack! { IQ2XXS, 66, shift: Some(6), mins: false, max: 107, |p| {
 }}
 
 unpack! { IQ2XS, 74, shift: Some(6), mins: false, max: 107, |p| {
-    let q = std::array::from_fn(|n| {
-        let word: [u16; 4] = std::array::from_fn(|i| read(p.add(2 + 8 * n + 2 * i)));
-        let signs = word.map(|word| KSIGNS[usize::from(word >> 9)]);
+    let q = each!(8, |n| {
+        let word: [u16; 4] = each!(4, |i| read(p.add(2 + 8 * n + 2 * i)));
+        let signs = each!(4 of word, |word| KSIGNS[usize::from(word >> 9)]);
         apply_signs(eights(|i| IQ2XS_GRID[usize::from(word[i] & 511)]), i32::from_le_bytes(signs))
     });
     Super { q, scale: nibble_scales(p.add(66), half(p)), min: zeros() }
 }}
 
 unpack! { IQ2S, 82, shift: Some(6), mins: false, max: 107, |p| {
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let high = usize::from(*p.add(66 + n));
         let magnitudes = eights(|i| {
             IQ2S_GRID[usize::from(*p.add(2 + 4 * n + i)) | (high << (8 - 2 * i)) & 0x300]
@@ -101,7 +102,7 @@ unpack! { IQ2S, 82, shift: Some(6), mins: false, max: 107, |p| {
 }}
 
 unpack! { IQ3XXS, 98, shift: Some(6), mins: false, max: 126, |p| {
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let magnitudes = fours(|i| IQ3XXS_GRID[usize::from(*p.add(2 + 8 * n + i))]);
         apply_signs(magnitudes, ksigns(read(p.add(66 + 4 * n))))
     });
@@ -109,7 +110,7 @@ unpack! { IQ3XXS, 98, shift: Some(6), mins: false, max: 126, |p| {
 }}
 
 unpack! { IQ3S, 110, shift: Some(6), mins: false, max: 79, |p| {
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let high = usize::from(*p.add(66 + n));
         let magnitudes = fours(|i| IQ3S_GRID[usize::from(*p.add(2 + 8 * n + i)) | (high << (8 - i)) & 0x100]);
         apply_signs(magnitudes, read(p.add(74 + 4 * n)))
@@ -131,19 +132,19 @@ fn iq1(entries: __m256i, down: __m256i) -> __m256i {
 }
 
 unpack! { IQ1S, 50, shift: Some(4), mins: false, max: 25, |p| {
-    let qh: [u16; 8] = std::array::from_fn(|n| read(p.add(34 + 2 * n)));
-    let q = std::array::from_fn(|n| {
+    let qh: [u16; 8] = each!(8, |n| read(p.add(34 + 2 * n)));
+    let q = each!(8, |n| {
         let high = usize::from(qh[n]) << 8;
         let entries = eights(|i| IQ1S_GRID[usize::from(*p.add(2 + 4 * n + i)) | (high >> (3 * i)) & 0x700]);
         iq1(entries, _mm256_set1_epi8(-i8::from(qh[n] & 0x8000 != 0)))
     });
-    let code = qh.map(|qh| f32::from(2 * ((qh >> 12) & 7) + 1));
+    let code = each!(8 of qh, |qh| f32::from(2 * ((qh >> 12) & 7) + 1));
     let scale = _mm256_mul_ps(_mm256_loadu_ps(code.as_ptr()), _mm256_set1_ps(half(p) * 0.125));
     Super { q, scale: spread(scale), min: zeros() }
 }}
 
 unpack! { IQ1M, 56, shift: Some(4), mins: false, max: 25, |p| {
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let nibble = |i: usize| usize::from(*p.add(32 + 2 * n + i / 2) >> (4 * (i % 2)));
         let entries = eights(|i| IQ1S_GRID[usize::from(*p.add(4 * n + i)) | (nibble(i) & 7) << 8]);
         iq1(entries, eights(|i| (nibble(i) as u64 >> 3 & 1) * u64::MAX))
@@ -158,9 +159,9 @@ unpack! { IQ1M, 56, shift: Some(4), mins: false, max: 25, |p| {
 }}
 
 unpack! { IQ4NL, 8 * 18, shift: Some(7), mins: false, max: 255, |p| {
-    let d: [f32; 8] = std::array::from_fn(|n| half(p.add(18 * n)));
+    let d: [f32; 8] = each!(8, |n| half(p.add(18 * n)));
     Super {
-        q: std::array::from_fn(|n| look_up16(nibbles(p.add(18 * n + 2)), &IQ4_VALUES, -128)),
+        q: each!(8, |n| look_up16(nibbles(p.add(18 * n + 2)), &IQ4_VALUES, -128)),
         scale: spread(_mm256_loadu_ps(d.as_ptr())),
         min: zeros(),
     }
@@ -176,7 +177,7 @@ unpack! { IQ4XS, 136, shift: Some(7), mins: false, max: 255, |p| {
     );
     let scale = _mm256_cvtepi32_ps(_mm256_sub_epi32(scale, _mm256_set1_epi32(32)));
     Super {
-        q: std::array::from_fn(|n| look_up16(nibbles(p.add(8 + 16 * n)), &IQ4_VALUES, -128)),
+        q: each!(8, |n| look_up16(nibbles(p.add(8 + 16 * n)), &IQ4_VALUES, -128)),
         scale: spread(_mm256_mul_ps(scale, _mm256_set1_ps(half(p)))),
         min: zeros(),
     }

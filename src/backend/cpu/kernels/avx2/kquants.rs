@@ -2,6 +2,7 @@
 
 use super::blocks::{half, scales8, scales16, zeros};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Two-bit fields: 128 weights are 32 bytes, field by field.
@@ -12,7 +13,7 @@ use std::arch::x86_64::*;
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn two_bits(p: *const u8) -> [__m256i; 8] {
     // SAFETY: see above.
-    let x = [0, 32].map(|at| unsafe { _mm256_loadu_si256(p.add(at).cast()) });
+    let x = each!(2 of [0, 32], |at| unsafe { _mm256_loadu_si256(p.add(at).cast()) });
     let mask = _mm256_set1_epi8(3);
     let fields = |x| {
         [
@@ -34,7 +35,7 @@ pub(super) unsafe fn two_bits(p: *const u8) -> [__m256i; 8] {
 #[target_feature(enable = "avx2")]
 unsafe fn k_nibbles(p: *const u8) -> [__m256i; 8] {
     let mask = _mm256_set1_epi8(0x0f);
-    std::array::from_fn(|n| {
+    each!(8, |n| {
         // SAFETY: see above.
         let x = unsafe { _mm256_loadu_si256(p.add(32 * (n / 2)).cast()) };
         _mm256_and_si256(if n % 2 == 0 { x } else { _mm256_srli_epi16::<4>(x) }, mask)
@@ -70,7 +71,7 @@ unpack! { Q2K, 84, shift: None, mins: true, max: 3, |p| {
 unpack! { Q3K, 110, shift: Some(2), mins: false, max: 7, |p| {
     let high = _mm256_loadu_si256(p.cast());
     let low = two_bits(p.add(32));
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let bit = _mm256_set1_epi8(1u8.wrapping_shl(n as u32) as i8);
         let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
         _mm256_or_si256(low[n], _mm256_and_si256(set, _mm256_set1_epi8(4)))
@@ -94,7 +95,7 @@ unpack! { Q5K, 176, shift: None, mins: true, max: 31, |p| {
     let (scale, min) = scales_and_mins(p);
     let high = _mm256_loadu_si256(p.add(16).cast());
     let low = k_nibbles(p.add(48));
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let bit = _mm256_set1_epi8(1u8.wrapping_shl(n as u32) as i8);
         let set = _mm256_cmpeq_epi8(_mm256_and_si256(high, bit), bit);
         _mm256_or_si256(low[n], _mm256_and_si256(set, _mm256_set1_epi8(16)))
@@ -106,7 +107,7 @@ unpack! { Q6K, 210, shift: Some(5), mins: false, max: 63, |p| {
     let high = two_bits(p.add(128));
     let mask = _mm256_set1_epi8(0x0f);
     // Of 128 weights the first 64 are the low nibbles of 64 bytes, the others the high ones.
-    let q = std::array::from_fn(|n| {
+    let q = each!(8, |n| {
         let x = _mm256_loadu_si256(p.add(64 * (n / 4) + 32 * (n % 2)).cast());
         let low = _mm256_and_si256(if n % 4 < 2 { x } else { _mm256_srli_epi16::<4>(x) }, mask);
         _mm256_or_si256(low, _mm256_slli_epi16::<4>(high[n]))

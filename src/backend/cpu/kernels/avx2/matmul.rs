@@ -5,6 +5,7 @@ use super::super::job::Job;
 use super::super::layout::{SUPER, superblocks};
 use super::Unpack;
 use super::blocks::transpose;
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// How far ahead of the weights in use to ask for memory.
@@ -185,15 +186,16 @@ unsafe fn accumulate<U: Unpack, const T: usize>(w: &PanelBlock, acts: &[*const A
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn dots<U: Unpack>(w: &[__m256i; 4], a: *const __m256i, start: __m256i) -> __m256i {
     // SAFETY: see above.
-    let a: [__m256i; 4] = std::array::from_fn(|j| unsafe { _mm256_load_si256(a.add(2 * j)) });
+    let a: [__m256i; 4] = each!(4, |j| unsafe { _mm256_load_si256(a.add(2 * j)) });
     let ones = _mm256_set1_epi16(1);
-    let products: [__m256i; 4] = std::array::from_fn(|j| {
+    let products: [__m256i; 4] = each!(4, |j| {
         if U::MAX < 128 {
-            return _mm256_maddubs_epi16(w[j], a[j]);
+            _mm256_maddubs_epi16(w[j], a[j])
+        } else {
+            // |w| is at most 128 and |a| at most 127, so two products fit.
+            let w = _mm256_xor_si256(w[j], _mm256_set1_epi8(-128));
+            _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a[j], w))
         }
-        // |w| is at most 128 and |a| at most 127, so two products fit.
-        let w = _mm256_xor_si256(w[j], _mm256_set1_epi8(-128));
-        _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(a[j], w))
     });
     let [p, q, r, s] = products;
     let wide = |x| _mm256_madd_epi16(x, ones);

@@ -3,6 +3,7 @@
 use super::super::activations::{ActBlock, inverse_scale};
 use super::super::layout::SUPER;
 use super::blocks::{spread, transpose};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// The same bytes as the scalar version.
@@ -14,14 +15,14 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
     // SAFETY: all pointers stay inside `x` and the arrays of `out`, which is aligned to 64.
     unsafe {
         let mut scales = [0.0f32; 8];
-        let natural: [__m256i; 8] = std::array::from_fn(|g| {
-            let x: [__m256; 4] = std::array::from_fn(|i| _mm256_loadu_ps(x.as_ptr().add(32 * g + 8 * i)));
-            let abs = x.map(|x| _mm256_andnot_ps(_mm256_set1_ps(-0.0), x));
+        let natural: [__m256i; 8] = each!(8, |g| {
+            let x: [__m256; 4] = each!(4, |i| _mm256_loadu_ps(x.as_ptr().add(32 * g + 8 * i)));
+            let abs = each!(4 of x, |x| _mm256_andnot_ps(_mm256_set1_ps(-0.0), x));
             let max = _mm256_max_ps(_mm256_max_ps(abs[0], abs[1]), _mm256_max_ps(abs[2], abs[3]));
             let max = horizontal_max(max);
             scales[g] = max / 127.0;
             let inverse = _mm256_set1_ps(inverse_scale(max));
-            let q = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
+            let q = each!(4 of x, |x| _mm256_cvtps_epi32(_mm256_mul_ps(x, inverse)));
             // Packing works within 128 bits; the permutation puts the dwords in order again.
             let words = [_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])];
             let bytes = _mm256_packs_epi16(words[0], words[1]);
@@ -33,9 +34,9 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
         let ones = _mm256_set1_epi8(1);
         for half in 0..2 {
             let mut sums = _mm256_setzero_si256();
-            for j in 0..4 {
-                _mm256_store_si256(out.q.as_mut_ptr().add(64 * j + 32 * half).cast(), q[half][j]);
-                let pairs = _mm256_maddubs_epi16(ones, q[half][j]);
+            for (j, &q) in q[half].iter().enumerate() {
+                _mm256_store_si256(out.q.as_mut_ptr().add(64 * j + 32 * half).cast(), q);
+                let pairs = _mm256_maddubs_epi16(ones, q);
                 sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
             _mm256_store_ps(out.scale.as_mut_ptr().add(8 * half), scale[half]);

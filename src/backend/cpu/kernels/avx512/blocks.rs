@@ -1,6 +1,7 @@
 //! The formats with blocks of 32 and the helpers that others share.
 
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// Four vectors of 16 dwords, built at compile time.
@@ -114,7 +115,7 @@ pub(super) const SECOND: __mmask16 = 0xf0f0;
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) fn nibbles([low, high]: [__m512i; 2]) -> [__m512i; 4] {
-    std::array::from_fn(|j| {
+    each!(4, |j| {
         let x = _mm512_permutex2var_epi32(low, load(&BLOCK_DWORD[j]), high);
         _mm512_mask_srli_epi32::<4>(x, SECOND, x)
     })
@@ -124,7 +125,7 @@ pub(super) fn nibbles([low, high]: [__m512i; 2]) -> [__m512i; 4] {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn low_nibbles(x: [__m512i; 4]) -> [__m512i; 4] {
     let mask = _mm512_set1_epi8(0x0f);
-    x.map(|x| _mm512_and_si512(x, mask))
+    each!(4 of x, |x| _mm512_and_si512(x, mask))
 }
 
 /// Adds 16 to the weights of 32-blocks whose fifth bit is set: `bits` holds, in every lane, the 32 bits of its block.
@@ -143,9 +144,9 @@ fn add_fifth_bit(q: [__m512i; 4], bits: __m512i) -> [__m512i; 4] {
         index
     }
     const BYTES: [[u8; 64]; 2] = [bytes(0), bytes(1)];
-    let x = [0, 1].map(|i| _mm512_shuffle_epi8(bits, load_bytes(&BYTES[i])));
+    let x = each!(2 of [0, 1], |i| _mm512_shuffle_epi8(bits, load_bytes(&BYTES[i])));
     let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
-    std::array::from_fn(|j| {
+    each!(4, |j| {
         let set = _mm512_test_epi8_mask(x[j / 2], select[j % 2]);
         _mm512_mask_add_epi8(q[j], set, q[j], _mm512_set1_epi8(16))
     })
@@ -194,13 +195,13 @@ unpack! { Q5_1, 8 * 24, shift: None, mins: true, by_16: false, |p| {
 }}
 
 unpack! { Q8_0, 8 * 34, shift: Some(7), mins: false, by_16: false, |p| {
-    let natural = std::array::from_fn(|n| {
+    let natural = each!(4, |n| {
         let low = _mm256_loadu_si256(p.add(34 * n + 2).cast());
         let high = _mm256_loadu_si256(p.add(34 * (n + 4) + 2).cast());
         _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
     });
     let sign = _mm512_set1_epi8(-128);
-    let q = transpose(natural).map(|q| _mm512_xor_si512(q, sign));
+    let q = each!(4 of transpose(natural), |q| _mm512_xor_si512(q, sign));
     Super { q, scale: halves(p, 34), min: _mm512_setzero_ps() }
 }}
 
@@ -237,7 +238,7 @@ unpack! {
     let d = _mm512_permutexvar_epi16(_mm512_loadu_si512(SCALES.as_ptr().cast()), a);
     let three = _mm512_set1_epi8(3);
     Super {
-        q: std::array::from_fn(|j| {
+        q: each!(4, |j| {
             _mm512_and_si512(_mm512_multishift_epi64_epi8(load_bytes(&FIELDS[j]), x), three)
         }),
         scale: _mm512_cvtph_ps(_mm512_castsi512_si256(d)),

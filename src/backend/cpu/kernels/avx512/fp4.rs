@@ -4,6 +4,7 @@ use super::blocks::{lane, load, load_8x16, nibbles, spread};
 use super::iq4::{look_up, table16};
 use super::kquants::to_lanes;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::fp4::E2M1_DOUBLED;
 use std::arch::x86_64::*;
 
@@ -11,8 +12,9 @@ const VALUES: [u8; 64] = table16(&E2M1_DOUBLED, 16);
 
 unpack! { MXFP4, 8 * 17, shift: Some(4), mins: false, by_16: false, |p| {
     let q = look_up(nibbles(load_8x16(p.add(1), 17)), &VALUES);
-    let at = |i: usize| i32::from(*p.add(17 * i));
-    let e = _mm256_setr_epi32(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7));
+    let at = |i: usize| u64::from(*p.add(17 * i)) << (8 * i);
+    let e = at(0) | at(1) | at(2) | at(3) | at(4) | at(5) | at(6) | at(7);
+    let e = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(e as i64));
     // Half of 2^(e - 127): exponent e - 1, or a subnormal number.
     let normal = _mm256_slli_epi32::<23>(_mm256_sub_epi32(e, _mm256_set1_epi32(1)));
     let subnormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x0020_0000), e);
@@ -35,7 +37,7 @@ unpack! { NVFP4, 4 * 36, shift: Some(4), mins: false, by_16: true, |p| {
         }
         index
     };
-    let [first, second] = [4, 8].map(|at| {
+    let [first, second] = each!(2 of [4, 8], |at| {
         let a = _mm512_loadu_si512(p.add(at).cast());
         let b = _mm512_loadu_si512(p.add(at + 72).cast());
         _mm512_permutex2var_epi32(a, load(&DWORD), b)

@@ -5,6 +5,7 @@ use super::blocks::{fields, half, lane, load, load_bytes, spread};
 use super::kquants::to_lanes;
 use super::lookup::{Words, codes8};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::IQ1S_GRID;
 use std::arch::x86_64::*;
 
@@ -33,8 +34,8 @@ fn expand(first: __m512i, last: __m512i, down: [__mmask16; 2]) -> [__m512i; 4] {
     };
     let words = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_slli_epi32::<16>(last));
     let values = load_bytes(&VALUES);
-    let move_by = down.map(|down| _mm512_mask_mov_epi32(_mm512_set1_epi8(1), down, _mm512_set1_epi8(-1)));
-    std::array::from_fn(|j| {
+    let move_by = each!(2 of down, |down| _mm512_mask_mov_epi32(_mm512_set1_epi8(1), down, _mm512_set1_epi8(-1)));
+    each!(4, |j| {
         let codes = _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words);
         _mm512_add_epi8(_mm512_permutexvar_epi8(codes, values), move_by[j / 2])
     })
@@ -70,7 +71,7 @@ unpack! { IQ1S, 50, shift: Some(4), mins: false, by_16: false, |p| {
     let by_32 = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.add(34).cast()));
     let wide = _mm512_castsi256_si512(by_32);
     let high = _mm512_shuffle_i32x4::<0b01_01_00_00>(wide, wide);
-    let [first, last] = [0, 1].map(|i| {
+    let [first, last] = each!(2 of [0, 1], |i| {
         let bits = _mm512_and_si512(_mm512_srlv_epi32(high, load(&SHIFT[i])), _mm512_set1_epi32(7));
         _mm512_or_si512(low[i], _mm512_slli_epi32::<8>(bits))
     });
@@ -88,7 +89,7 @@ unpack! { IQ1M, 56, shift: Some(4), mins: false, by_16: true, |p| {
     let bits = |x: __m512i| _mm512_slli_epi32::<8>(_mm512_and_si512(x, _mm512_set1_epi32(7)));
     let first = _mm512_or_si512(low[0], bits(high));
     let last = _mm512_or_si512(low[1], bits(_mm512_srli_epi32::<4>(high)));
-    let down = [8, 128].map(|bit| _mm512_test_epi32_mask(high, _mm512_set1_epi32(bit)));
+    let down = each!(2 of [8, 128], |bit| _mm512_test_epi32_mask(high, _mm512_set1_epi32(bit)));
     // Four words of four scales of three bits; their top nibbles are a half precision number.
     let packed = p.add(48).cast::<u64>().read_unaligned();
     let d = (packed >> 12 & 0x000f) | (packed >> 24 & 0x00f0) | (packed >> 36 & 0x0f00) | (packed >> 48 & 0xf000);

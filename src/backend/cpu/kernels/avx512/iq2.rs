@@ -1,8 +1,9 @@
 //! IQ2_XXS, IQ2_XS and IQ2_S: eight weights are an entry of a codebook of three magnitudes, and eight signs.
 
 use super::blocks::{fields, half, lane, load, load_bytes};
-use super::lookup::{Words, add_parity, apply_signs, codes8, decode, look_up_256, look_up_512, look_up_1024, magnitudes};
+use super::lookup::{Words, add_parity, codes8, decode, look_up_256, look_up_512, look_up_1024, sign_fields, signed};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::{IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID};
 use std::arch::x86_64::*;
 
@@ -11,16 +12,17 @@ static XXS: Words<256> = codes8(&IQ2XXS_GRID, VALUES);
 static XS: Words<512> = codes8(&IQ2XS_GRID, VALUES);
 static S: Words<1024> = codes8(&IQ2S_GRID, VALUES);
 
-/// The three magnitudes; the fourth is never used.
-const MAGNITUDES: [u8; 64] = magnitudes([VALUES[0], VALUES[1], VALUES[2], 0]);
+/// The three magnitudes and their negatives; the fourth is never used.
+const TABLE: [u8; 64] = signed([VALUES[0], VALUES[1], VALUES[2], 0]);
 const CODE_FIELDS: [[u8; 64]; 4] = [fields(2, 0), fields(2, 8), fields(2, 16), fields(2, 24)];
+const SIGN_FIELDS: [[u8; 64]; 4] = sign_fields(1, 2);
 
-/// From two codebook words in every lane to its 16 magnitudes.
+/// From two codebook words in every lane, and its signs, to its 16 weights.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-fn expand(words: __m512i) -> [__m512i; 4] {
-    let codes = std::array::from_fn(|j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
-    decode(codes, &MAGNITUDES)
+fn expand(words: __m512i, signs: __m512i, sign_fields: &[[u8; 64]; 4]) -> [__m512i; 4] {
+    let codes = each!(4, |j| _mm512_multishift_epi64_epi8(load_bytes(&CODE_FIELDS[j]), words));
+    decode(codes, signs, sign_fields, 0x03, &TABLE)
 }
 
 /// Scales of IQ2_XS and IQ2_S: a nibble for each group at `p`; `d * (0.5 + nibble) * 0.25`.
@@ -37,42 +39,35 @@ unsafe fn nibble_scales(p: *const u8, d: __m512) -> __m512 {
     quarter_scale(d, _mm512_cvtepu8_epi32(x))
 }
 
-/// `d * (0.5 + code) * 0.25`, rounded like the scalar decode (only the first product rounds).
+/// `d * (0.5 + code) * 0.25`, rounded like the scalar decode (only the product with `d` rounds).
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn quarter_scale(d: __m512, code: __m512i) -> __m512 {
-    let code = _mm512_add_ps(_mm512_cvtepi32_ps(code), _mm512_set1_ps(0.5));
-    _mm512_mul_ps(code, _mm512_mul_ps(d, _mm512_set1_ps(0.25)))
+    let quarter = _mm512_set1_ps(0.25);
+    let code = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), quarter, _mm512_set1_ps(0.125));
+    _mm512_mul_ps(code, d)
 }
 
-/// Signs and scales of IQ2_XXS and IQ3_XXS: the dword of each group of 32 has four sign codes of 7 bits, and a scale.
-pub(super) struct SignsAndScale {
-    pub first: __m512i,
-    pub last: __m512i,
-    pub scale: __m512i,
-}
-
-/// `dword` holds in every lane the dword of its 32 weights.
+/// The signs of IQ2_XXS and IQ3_XXS, in bytes 0 and 1 of every lane. `dword` holds in every lane the dword of its 32
+/// weights: four codes of 7 bits, and a scale.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(super) fn signs_and_scale(dword: __m512i) -> SignsAndScale {
-    const fn repeated(which: usize) -> [u8; 64] {
+pub(super) fn seven_bit_signs(dword: __m512i) -> __m512i {
+    const FIELDS: [u8; 64] = {
         let mut index = [0; 64];
         let mut i = 0;
         while i < 64 {
             let (_, _, l) = lane(i / 4);
-            index[i] = (32 * (i / 4 % 2) + 14 * l + 7 * which) as u8;
+            index[i] = (32 * (i / 4 % 2) + 14 * l + 7 * (i % 2)) as u8;
             i += 1;
         }
         index
-    }
-    const SIGN_FIELDS: [[u8; 64]; 2] = [repeated(0), repeated(1)];
-    let [first, last] = [0, 1].map(|i| add_parity(_mm512_multishift_epi64_epi8(load_bytes(&SIGN_FIELDS[i]), dword)));
-    SignsAndScale { first, last, scale: _mm512_srli_epi32::<28>(dword) }
+    };
+    add_parity(_mm512_multishift_epi64_epi8(load_bytes(&FIELDS), dword))
 }
 
 unpack! { IQ2XXS, 66, shift: Some(6), mins: false, by_16: false, |p| {
-    // Two codebook indices for every lane, each widened to a word.
+    // Two codebook indices for every lane, each in the low byte of a word.
     const INDEX: [u8; 64] = {
         let mut index = [0; 64];
         let mut i = 0;
@@ -94,12 +89,11 @@ unpack! { IQ2XXS, 66, shift: Some(6), mins: false, by_16: false, |p| {
         index
     };
     let x = _mm512_loadu_si512(p.add(2).cast());
-    let index = _mm512_maskz_permutexvar_epi8(0x5555_5555_5555_5555, load_bytes(&INDEX), x);
-    let signs = signs_and_scale(_mm512_permutexvar_epi32(load(&SIGN_DWORD), x));
-    let q = expand(look_up_256(&XXS, 0, index));
+    let index = _mm512_permutexvar_epi8(load_bytes(&INDEX), x);
+    let signs_and_scale = _mm512_permutexvar_epi32(load(&SIGN_DWORD), x);
     Super {
-        q: apply_signs(q, signs.first, signs.last),
-        scale: quarter_scale(half(p), signs.scale),
+        q: expand(look_up_256(&XXS, 0, index), seven_bit_signs(signs_and_scale), &SIGN_FIELDS),
+        scale: quarter_scale(half(p), _mm512_srli_epi32::<28>(signs_and_scale)),
         min: _mm512_setzero_ps(),
     }
 }}
@@ -117,19 +111,18 @@ unpack! { IQ2XS, 74, shift: Some(6), mins: false, by_16: true, |p| {
     // Nine bits of index, seven of signs.
     let words = _mm512_permutexvar_epi32(load(&LANES), _mm512_loadu_si512(p.add(2).cast()));
     let bit_8 = _mm512_test_epi16_mask(words, _mm512_set1_epi16(256));
-    let q = expand(look_up_512(&XS, words, bit_8));
+    // The signs of the last weights of a lane are in byte 2.
+    const FIELDS: [[u8; 64]; 4] = sign_fields(2, 2);
     let signs = add_parity(_mm512_srli_epi16::<9>(words));
-    let first = _mm512_shuffle_epi8(signs, _mm512_set4_epi32(0x0c0c_0c0c, 0x0808_0808, 0x0404_0404, 0));
-    let last = _mm512_shuffle_epi8(signs, _mm512_set4_epi32(0x0e0e_0e0e, 0x0a0a_0a0a, 0x0606_0606, 0x0202_0202));
     Super {
-        q: apply_signs(q, first, last),
+        q: expand(look_up_512(&XS, words, bit_8), signs, &FIELDS),
         scale: nibble_scales(p.add(66), half(p)),
         min: _mm512_setzero_ps(),
     }
 }}
 
 unpack! { IQ2S, 82, shift: Some(6), mins: false, by_16: true, |p| {
-    // `what`: 0 the low index bytes of a lane as words, 1 the byte of high index bits, 2 and 3 the bytes of signs.
+    // `what`: 0 the low index bytes of a lane in words, 1 the byte of high index bits, 2 the bytes of signs.
     const fn bytes(what: usize) -> [u8; 64] {
         let mut index = [0; 64];
         let mut i = 0;
@@ -139,13 +132,13 @@ unpack! { IQ2S, 82, shift: Some(6), mins: false, by_16: true, |p| {
             index[i] = match what {
                 0 => 4 * b + 2 * l + i % 4 / 2,
                 1 => 48 + b,
-                _ => 16 + 4 * b + 2 * l + what - 2,
+                _ => 16 + 4 * b + 2 * l + i % 2,
             } as u8;
             i += 1;
         }
         index
     }
-    const BYTES: [[u8; 64]; 4] = [bytes(0), bytes(1), bytes(2), bytes(3)];
+    const BYTES: [[u8; 64]; 3] = [bytes(0), bytes(1), bytes(2)];
     /// The two bits of each index in the byte of high bits: bit 8, and one above it bit 9.
     const BIT_8: [i32; 16] = {
         let mut bits = [0; 16];
@@ -159,7 +152,7 @@ unpack! { IQ2S, 82, shift: Some(6), mins: false, by_16: true, |p| {
     };
     let a = _mm512_loadu_si512(p.add(2).cast());
     let b = _mm512_loadu_si512(p.add(18).cast());
-    let index = _mm512_maskz_permutexvar_epi8(0x5555_5555_5555_5555, load_bytes(&BYTES[0]), a);
+    let index = _mm512_permutexvar_epi8(load_bytes(&BYTES[0]), a);
     let high = _mm512_permutexvar_epi8(load_bytes(&BYTES[1]), b);
     let bit_8 = load(&BIT_8);
     let words = look_up_1024(
@@ -168,9 +161,9 @@ unpack! { IQ2S, 82, shift: Some(6), mins: false, by_16: true, |p| {
         _mm512_test_epi16_mask(high, bit_8),
         _mm512_test_epi16_mask(high, _mm512_add_epi16(bit_8, bit_8)),
     );
-    let [first, last] = [2, 3].map(|i| _mm512_permutexvar_epi8(load_bytes(&BYTES[i]), b));
+    let signs = _mm512_permutexvar_epi8(load_bytes(&BYTES[2]), b);
     Super {
-        q: apply_signs(expand(words), first, last),
+        q: expand(words, signs, &SIGN_FIELDS),
         scale: nibble_scales(p.add(74), half(p)),
         min: _mm512_setzero_ps(),
     }

@@ -2,6 +2,7 @@
 
 use super::blocks::{Index, SECOND, half, halves, lane, load, load_8x16, load_bytes, nibbles, spread};
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::IQ4_VALUES;
 use std::arch::x86_64::*;
 
@@ -23,7 +24,7 @@ const VALUES: [u8; 64] = table16(&IQ4_VALUES, 128);
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn look_up(x: [__m512i; 4], table: &[u8; 64]) -> [__m512i; 4] {
     let table = load_bytes(table);
-    x.map(|x| _mm512_permutexvar_epi8(x, table))
+    each!(4 of x, |x| _mm512_permutexvar_epi8(x, table))
 }
 
 unpack! { IQ4NL, 8 * 18, shift: Some(7), mins: false, by_16: false, |p| {
@@ -43,7 +44,7 @@ unpack! { IQ4XS, 136, shift: Some(7), mins: false, by_16: false, |p| {
         index
     };
     let (a, b) = (_mm512_loadu_si512(p.add(8).cast()), _mm512_loadu_si512(p.add(72).cast()));
-    let x = std::array::from_fn(|j| {
+    let x = each!(4, |j| {
         let x = _mm512_permutex2var_epi32(a, load(&DWORD[j]), b);
         _mm512_mask_srli_epi32::<4>(x, SECOND, x)
     });

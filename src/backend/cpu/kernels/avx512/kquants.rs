@@ -1,7 +1,9 @@
 //! Q2_K to Q6_K.
 
 use super::blocks::{Index, half, lane, load};
+use super::lookup::SELECT;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// For formats that keep 128 weights as 32 bytes of four two-bit fields: the bytes of a lane.
@@ -74,7 +76,7 @@ pub(super) unsafe fn two_bits(p: *const u8) -> [__m512i; 4] {
     const SHIFTS: [i32; 16] = counts(0, 2, 0);
     // SAFETY: see above.
     let x = unsafe { _mm512_loadu_si512(p.cast()) };
-    std::array::from_fn(|j| _mm512_srlv_epi32(_mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), x), load(&SHIFTS)))
+    each!(4, |j| _mm512_srlv_epi32(_mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), x), load(&SHIFTS)))
 }
 
 /// Sixteen bytes in the order of groups to the order of lanes.
@@ -123,7 +125,7 @@ unsafe fn k_nibbles(p: *const u8) -> [__m512i; 4] {
     // SAFETY: see above.
     let (a, b) = unsafe { (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast())) };
     let mask = _mm512_set1_epi8(0x0f);
-    std::array::from_fn(|j| {
+    each!(4, |j| {
         let x = _mm512_permutex2var_epi32(a, load(&NIBBLE_DWORD[j]), b);
         _mm512_and_si512(_mm512_mask_srli_epi32::<4>(x, ODD, x), mask)
     })
@@ -135,7 +137,7 @@ unpack! { Q2K, 84, shift: None, mins: true, by_16: true, |p| {
     let low = _mm_and_si128(packed, _mm_set1_epi8(0x0f));
     let high = _mm_and_si128(_mm_srli_epi16::<4>(packed), _mm_set1_epi8(0x0f));
     Super {
-        q: two_bits(p.add(16)).map(|q| _mm512_and_si512(q, three)),
+        q: each!(4 of two_bits(p.add(16)), |q| _mm512_and_si512(q, three)),
         scale: _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low)), half(p.add(80))),
         min: _mm512_mul_ps(
             _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(high)),
@@ -149,9 +151,9 @@ unpack! { Q3K, 110, shift: Some(2), mins: false, by_16: true, |p| {
     const ROTATE: [i32; 16] = counts(30, 1, 4);
     let high = _mm512_castsi256_si512(_mm256_loadu_si256(p.cast()));
     let two = two_bits(p.add(32));
-    let q = std::array::from_fn(|j| {
+    let q = each!(4, |j| {
         let high = _mm512_rorv_epi32(_mm512_permutexvar_epi32(load(&SHARED_DWORD[j]), high), load(&ROTATE));
-        let mixed = _mm512_ternarylogic_epi32::<0xe4>(two[j], high, _mm512_set1_epi8(3));
+        let mixed = _mm512_ternarylogic_epi32::<SELECT>(two[j], high, _mm512_set1_epi8(3));
         _mm512_and_si512(mixed, _mm512_set1_epi8(7))
     });
     // Groups 0..8 have the low nibble of bytes 0..8, groups 8..16 the high one; two more bits are in bytes 8..12.
@@ -188,7 +190,7 @@ unpack! { Q5K, 176, shift: None, mins: true, by_16: false, |p| {
     let (scale, min) = scales_and_mins(p);
     let high = _mm512_castsi256_si512(_mm256_loadu_si256(p.add(16).cast()));
     let low = k_nibbles(p.add(48));
-    let q = std::array::from_fn(|j| {
+    let q = each!(4, |j| {
         let high = _mm512_permutexvar_epi32(load(&SHARED_DWORD[j]), high);
         let set = _mm512_test_epi8_mask(high, load(&BIT));
         _mm512_mask_add_epi8(low[j], set, low[j], _mm512_set1_epi8(16))
@@ -202,11 +204,11 @@ unpack! { Q6K, 210, shift: Some(5), mins: false, by_16: true, |p| {
     const ROTATE: [i32; 16] = counts(28, 2, 0);
     let (a, b) = (_mm512_loadu_si512(p.cast()), _mm512_loadu_si512(p.add(64).cast()));
     let high = _mm512_loadu_si512(p.add(128).cast());
-    let q = std::array::from_fn(|j| {
+    let q = each!(4, |j| {
         let low = _mm512_permutex2var_epi32(a, load(&Q6_LOW_DWORD[j]), b);
         let low = _mm512_mask_srli_epi32::<4>(low, LAST_TWO, low);
         let high = _mm512_rorv_epi32(_mm512_permutexvar_epi32(load(&TWO_BIT_DWORD[j]), high), load(&ROTATE));
-        let mixed = _mm512_ternarylogic_epi32::<0xe4>(low, high, _mm512_set1_epi8(0x0f));
+        let mixed = _mm512_ternarylogic_epi32::<SELECT>(low, high, _mm512_set1_epi8(0x0f));
         _mm512_and_si512(mixed, _mm512_set1_epi8(0x3f))
     });
     let scale = to_lanes(_mm_loadu_si128(p.add(192).cast()));

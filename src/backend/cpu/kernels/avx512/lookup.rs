@@ -2,7 +2,11 @@
 //! 16 bits. A table of such words is looked up with `vpermi2w`, 64 entries at a time.
 
 use super::blocks::load_bytes;
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
+
+/// `vpternlog` of `a`, `b`, `mask`: the bits of `a` where the mask has ones, else those of `b`.
+pub(super) const SELECT: i32 = 0xe4;
 
 /// A codebook of 16-bit words, aligned like the vectors that read it.
 #[repr(C, align(64))]
@@ -99,36 +103,49 @@ pub(super) fn look_up_1024(table: &Words<1024>, index: __m512i, bit_8: __mmask32
 /// What makes a signed weight unsigned: `128 ± magnitude` would do, but 64 keeps pairs of products in 16 bits on AVX2.
 pub(super) const OFFSET: u8 = 64;
 
-/// A table of `N` magnitudes plus [`OFFSET`], repeated to fill the 64 entries that `vpermb` looks at.
-pub(super) const fn magnitudes<const N: usize>(values: [u8; N]) -> [u8; 64] {
+/// A table of `N` signed magnitudes plus [`OFFSET`]: the index is a code, and above it a bit that means minus. It is
+/// repeated to fill the 64 entries that `vpermb` looks at.
+pub(super) const fn signed<const N: usize>(values: [u8; N]) -> [u8; 64] {
     let mut table = [0; 64];
     let mut i = 0;
     while i < 64 {
-        table[i] = OFFSET + values[i % N];
+        let value = values[i % N];
+        table[i] = if (i / N).is_multiple_of(2) { OFFSET + value } else { OFFSET - value };
         i += 1;
     }
     table
 }
 
-/// Takes vectors of codes to magnitudes plus offset.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn decode(codes: [__m512i; 4], table: &[u8; 64]) -> [__m512i; 4] {
-    let table = load_bytes(table);
-    codes.map(|codes| _mm512_permutexvar_epi8(codes, table))
+/// Controls of `vpmultishiftqb` that bring the sign of each weight to bit `bit` of its byte. A lane has the signs of its
+/// first eight weights in byte 0, of the others in byte `last`.
+pub(super) const fn sign_fields(last: usize, bit: usize) -> [[u8; 64]; 4] {
+    let mut fields = [[0; 64]; 4];
+    let mut i = 0;
+    while i < 256 {
+        let (j, byte) = (i / 64, i % 64);
+        let sign = 8 * last * (j / 2) + 4 * (j % 2) + byte % 4;
+        fields[j][byte] = ((32 * (byte / 4 % 2) + sign + 64 - bit) % 64) as u8;
+        i += 1;
+    }
+    fields
 }
 
-/// Negates (about the offset) the weights whose sign bit is set. `first` has, four times in every lane, the byte of
-/// signs of the lane's first eight weights, `last` that of its last eight.
+/// Codes with junk above them, and signs at the bit above a code with junk around them, to weights.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) fn apply_signs(q: [__m512i; 4], first: __m512i, last: __m512i) -> [__m512i; 4] {
-    let twice_offset = _mm512_set1_epi8((2 * OFFSET) as i8);
-    let select = [_mm512_set1_epi32(0x0804_0201), _mm512_set1_epi32(0x8040_2010u32 as i32)];
-    std::array::from_fn(|j| {
-        let signs = if j < 2 { first } else { last };
-        let minus = _mm512_test_epi8_mask(signs, select[j % 2]);
-        _mm512_mask_sub_epi8(q[j], minus, twice_offset, q[j])
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn decode(
+    codes: [__m512i; 4],
+    signs: __m512i,
+    sign_fields: &[[u8; 64]; 4],
+    code_mask: i8,
+    table: &[u8; 64],
+) -> [__m512i; 4] {
+    let table = load_bytes(table);
+    let mask = _mm512_set1_epi8(code_mask);
+    each!(4, |j| {
+        let sign = _mm512_multishift_epi64_epi8(load_bytes(&sign_fields[j]), signs);
+        let index = _mm512_ternarylogic_epi32::<SELECT>(codes[j], sign, mask);
+        _mm512_permutexvar_epi8(index, table)
     })
 }
 

@@ -178,7 +178,13 @@ unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Rang
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlock) {
     // SAFETY: the arrays of a block are 64-byte aligned multiples of 64 bytes.
-    let vectors = |offset: usize| unsafe { transpose16(acts.map(|act| _mm512_load_si512(act.cast::<u8>().add(offset).cast()))) };
+    let vectors = |offset: usize| unsafe {
+        let mut x = [_mm512_setzero_si512(); TILE];
+        for (x, act) in x.iter_mut().zip(acts) {
+            *x = _mm512_load_si512(act.cast::<u8>().add(offset).cast());
+        }
+        transpose16(x)
+    };
     // SAFETY: every row of `out` is 64 aligned bytes.
     let store = |at: *mut u8, x: __m512i| unsafe { _mm512_store_si512(at.cast(), x) };
     for j in 0..4 {
@@ -191,7 +197,11 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], out: &mut TileBlo
     }
     let sums = match U::SHIFT {
         Some(shift) => {
-            vectors(std::mem::offset_of!(ActBlock, neg_sum)).map(|x| _mm512_sll_epi32(x, _mm_cvtsi32_si128(shift as i32)))
+            let mut sums = vectors(std::mem::offset_of!(ActBlock, neg_sum));
+            for sum in &mut sums {
+                *sum = _mm512_sll_epi32(*sum, _mm_cvtsi32_si128(shift as i32));
+            }
+            sums
         }
         None => vectors(std::mem::offset_of!(ActBlock, scaled_sum)),
     };
@@ -268,6 +278,7 @@ unsafe fn kernel<U: Unpack, const V: usize>(
 ///
 /// # Safety
 /// `panel` has `ROWS` blocks, each of `tile` one; `g` is below 8.
+#[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn group<U: Unpack, const V: usize>(
@@ -285,11 +296,19 @@ unsafe fn group<U: Unpack, const V: usize>(
             Some(_) => _mm512_load_si512(sum(v, half)),
             None => _mm512_setzero_si512(),
         };
-        let mut dots: [[__m512i; V]; ROWS] = [std::array::from_fn(|v| start(v, 0)); ROWS];
+        let mut dots = [[_mm512_setzero_si512(); V]; ROWS];
+        for v in 0..V {
+            let start = start(v, 0);
+            for dots in &mut dots {
+                dots[v] = start;
+            }
+        }
         for half in 0..2 {
             for j in 0..4 {
-                let a: [__m512i; V] =
-                    std::array::from_fn(|v| _mm512_load_si512((&raw const (*tile[v]).q[2 * g + half][j]).cast()));
+                let mut a = [_mm512_setzero_si512(); V];
+                for v in 0..V {
+                    a[v] = _mm512_load_si512((&raw const (*tile[v]).q[2 * g + half][j]).cast());
+                }
                 for (r, dots) in dots.iter_mut().enumerate() {
                     let w = (&raw const (*panel.add(r)).q).cast::<i32>().add(16 * j + lane + 4 * half);
                     let w = _mm512_set1_epi32(*w);
@@ -335,11 +354,12 @@ unsafe fn write_out(job: &Job, tokens: &Range<usize>, rows: &Range<usize>, add: 
         for first in (0..tokens.len()).step_by(TILE) {
             // SAFETY: rows of sums past the last are not there, but others may stand in for them; stores are masked.
             unsafe {
-                let x = transpose16(std::array::from_fn(|r| {
+                let mut x = [_mm512_setzero_si512(); 16];
+                for (r, x) in x.iter_mut().enumerate() {
                     let row = (first_row + r).min(rows.len() - 1);
-                    _mm512_loadu_si512(sums[row].as_ptr().add(first).cast())
-                }));
-                for (t, &x) in x.iter().enumerate().take(tokens.len() - first) {
+                    *x = _mm512_loadu_si512(sums[row].as_ptr().add(first).cast());
+                }
+                for (t, &x) in transpose16(x).iter().enumerate().take(tokens.len() - first) {
                     let out = job.out.at(tokens.start + first + t, rows.start + first_row);
                     let mut x = _mm512_castsi512_ps(x);
                     if add {

@@ -1,60 +1,86 @@
 //! Products with few rows of activations (decoding): every row of weights is unpacked once, in registers.
 
 use super::super::job::Job;
-use super::super::layout::{SUPER, superblocks};
+use super::super::layout::SUPER;
 use super::{Super, Unpack};
 use crate::backend::cpu::kernels::activations::ActBlock;
 use std::arch::x86_64::*;
 
+/// Activations of this size are read again for every row from the first cache.
+const CACHE_BYTES: usize = 30 * 1024;
+
 /// How far ahead of the weights in use to ask for memory.
-const PREFETCH_BYTES: usize = 1024;
+const PREFETCH_BYTES: usize = 3072;
 
 /// # Safety
 /// The machine has the features of the level; `job` is checked and has at most 8 tokens.
 pub(in super::super) unsafe fn matvec<U: Unpack>(job: &Job) {
+    if job.tokens.is_empty() {
+        return;
+    }
+    // Two rows at a time share the loads of activations, but one row after the other is what memory gives fastest.
+    let acts_bytes = job.tokens.len() * size_of_val(job.act_row(0));
+    let pairs = acts_bytes > CACHE_BYTES;
     // SAFETY: passed on.
     unsafe {
-        match job.tokens.len() {
-            0 => {}
-            1 => window::<U, 1>(job),
-            2 => window::<U, 2>(job),
-            3 => window::<U, 3>(job),
-            4 => window::<U, 4>(job),
-            5 | 6 => window::<U, 6>(job),
-            _ => window::<U, 8>(job),
+        match (job.tokens.len(), pairs) {
+            (1, _) => window::<U, 1, 1>(job),
+            (2, _) => window::<U, 1, 2>(job),
+            (3, _) => window::<U, 1, 3>(job),
+            (4, false) => window::<U, 1, 4>(job),
+            (4, true) => window::<U, 2, 4>(job),
+            (5 | 6, false) => window::<U, 1, 6>(job),
+            (5 | 6, true) => window::<U, 2, 6>(job),
+            (_, false) => window::<U, 1, 8>(job),
+            (_, true) => window::<U, 2, 8>(job),
         }
     }
 }
 
-/// At most `T` tokens; if fewer, the last is computed more than once.
+/// At most `T` tokens, `R` rows at a time. Where there are fewer tokens or rows, the last is computed more than once.
 ///
 /// # Safety
 /// As for [`matvec`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn window<U: Unpack, const T: usize>(job: &Job) {
+unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
     let count = job.tokens.len();
     let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
-    let blocks = superblocks(job.k);
     let whole = job.k / SUPER;
-    for row in job.rows.clone() {
-        let bytes = job.weight_row(row);
-        let mut sums = [_mm512_setzero_ps(); T];
-        // SAFETY: a row has `whole` times `BYTES` bytes, and activations `blocks` blocks. Prefetching is harmless.
+    let rest_bytes = job.row_bytes - whole * U::BYTES;
+    // Rows taken together must not leave out the ones after them.
+    let ahead_bytes = PREFETCH_BYTES.max(if R > 1 { R * job.row_bytes } else { 0 });
+    for row in job.rows.clone().step_by(R) {
+        let rows: [usize; R] = std::array::from_fn(|r| (row + r).min(job.rows.end - 1));
+        let starts: [*const u8; R] = std::array::from_fn(|r| job.weight_row(rows[r]).as_ptr());
+        let mut sums = [[_mm512_setzero_ps(); T]; R];
+        // SAFETY: a row has `whole` times `BYTES` bytes and `rest_bytes`, and activations have a block for each.
+        // Prefetching is harmless.
         unsafe {
-            let mut p = bytes.as_ptr();
             for b in 0..whole {
-                for line in 0..U::BYTES.div_ceil(64) {
-                    _mm_prefetch::<_MM_HINT_T0>(p.wrapping_add(PREFETCH_BYTES + 64 * line).cast());
+                let mut w = [Super::zero(); R];
+                for r in 0..R {
+                    let p = starts[r].add(b * U::BYTES);
+                    for line in 0..U::BYTES.div_ceil(64) {
+                        let ahead = p.wrapping_add(ahead_bytes + 64 * line);
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                    }
+                    w[r] = U::unpack(p);
                 }
-                accumulate::<U, T>(U::unpack(p), &acts, b, &mut sums);
-                p = p.add(U::BYTES);
+                accumulate::<U, R, T>(&w, &acts, b, &mut sums);
             }
-            if whole < blocks {
-                let rest = Padded::new(&bytes[whole * U::BYTES..]);
-                accumulate::<U, T>(U::unpack(rest.0.as_ptr()), &acts, whole, &mut sums);
+            if rest_bytes > 0 {
+                let mut w = [Super::zero(); R];
+                for r in 0..R {
+                    let p = starts[r].add(whole * U::BYTES);
+                    let rest = Padded::new(std::slice::from_raw_parts(p, rest_bytes));
+                    w[r] = U::unpack(rest.0.as_ptr());
+                }
+                accumulate::<U, R, T>(&w, &acts, whole, &mut sums);
             }
-            for (t, &sum) in sums.iter().enumerate().take(count) {
-                *job.out.at(t, row) = _mm512_reduce_add_ps(sum);
+            for (row, sums) in rows.into_iter().zip(&sums) {
+                for (t, &sum) in sums.iter().enumerate().take(count) {
+                    *job.out.at(t, row) = _mm512_reduce_add_ps(sum);
+                }
             }
         }
     }
@@ -77,27 +103,39 @@ impl Padded {
 /// Every pointer of `acts` has more than `b` blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn accumulate<U: Unpack, const T: usize>(w: Super, acts: &[*const ActBlock; T], b: usize, sums: &mut [__m512; T]) {
-    for (t, sum) in sums.iter_mut().enumerate() {
+unsafe fn accumulate<U: Unpack, const R: usize, const T: usize>(
+    w: &[Super; R],
+    acts: &[*const ActBlock; T],
+    b: usize,
+    sums: &mut [[__m512; T]; R],
+) {
+    for t in 0..T {
         // SAFETY: the block is there, and its arrays are aligned to 64.
         unsafe {
             let act = acts[t].add(b);
-            let q = |j: usize| _mm512_load_si512((&raw const (*act).q).cast::<__m512i>().add(j));
-            let mut dots = match U::SHIFT {
-                Some(0) => _mm512_load_si512((&raw const (*act).neg_sum).cast()),
+            let q = (&raw const (*act).q).cast::<__m512i>();
+            let start = match U::SHIFT {
                 Some(shift) => {
                     let neg_sum = _mm512_load_si512((&raw const (*act).neg_sum).cast());
                     _mm512_sll_epi32(neg_sum, _mm_cvtsi32_si128(shift as i32))
                 }
                 None => _mm512_setzero_si512(),
             };
-            for (j, &w) in w.q.iter().enumerate() {
-                dots = _mm512_dpbusd_epi32(dots, w, q(j));
+            let act_scale = _mm512_load_ps((&raw const (*act).scale).cast());
+            let mut dots = [start; R];
+            for j in 0..4 {
+                let q = _mm512_load_si512(q.add(j));
+                for r in 0..R {
+                    dots[r] = _mm512_dpbusd_epi32(dots[r], w[r].q[j], q);
+                }
             }
-            let scale = _mm512_mul_ps(w.scale, _mm512_load_ps((&raw const (*act).scale).cast()));
-            *sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, *sum);
-            if U::MINS {
-                *sum = _mm512_fmadd_ps(w.min, _mm512_load_ps((&raw const (*act).scaled_sum).cast()), *sum);
+            for r in 0..R {
+                let scale = _mm512_mul_ps(w[r].scale, act_scale);
+                sums[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), scale, sums[r][t]);
+                if U::MINS {
+                    let scaled_sum = _mm512_load_ps((&raw const (*act).scaled_sum).cast());
+                    sums[r][t] = _mm512_fmadd_ps(w[r].min, scaled_sum, sums[r][t]);
+                }
             }
         }
     }

@@ -41,6 +41,14 @@ pub(super) struct Super {
     pub min: __m512,
 }
 
+impl Super {
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn zero() -> Super {
+        Super { q: [_mm512_setzero_si512(); 4], scale: _mm512_setzero_ps(), min: _mm512_setzero_ps() }
+    }
+}
+
 /// How a format stores 256 weights.
 ///
 /// # Safety

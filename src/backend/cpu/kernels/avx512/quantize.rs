@@ -2,6 +2,7 @@
 
 use super::super::activations::{ActBlock, inverse_scale};
 use super::super::layout::SUPER;
+use crate::backend::cpu::kernels::each::each;
 use std::arch::x86_64::*;
 
 /// The same bytes as the scalar version.
@@ -25,8 +26,7 @@ pub(in super::super) unsafe fn quantize_block(x: &[f32; SUPER], out: &mut ActBlo
             // The rounding of 1 / max may give 128 where the scalar version clamps.
             bytes[g] = _mm256_max_epi8(_mm256_set_m128i(b, a), _mm256_set1_epi8(-127));
         }
-        let natural: [__m512i; 4] =
-            std::array::from_fn(|n| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes[n]), bytes[n + 4]));
+        let natural: [__m512i; 4] = each!(4, |n| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(bytes[n]), bytes[n + 4]));
         let q = super::blocks::transpose(natural);
         let ones = _mm512_set1_epi8(1);
         let mut sums = _mm512_setzero_si512();

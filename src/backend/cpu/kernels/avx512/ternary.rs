@@ -3,13 +3,14 @@
 use super::blocks::{Index, half, load};
 use super::kquants::two_bits;
 use super::{Super, Unpack, unpack};
+use crate::backend::cpu::kernels::each::each;
 use crate::backend::cpu::kernels::layout::GROUP_OF_LANE;
 use std::arch::x86_64::*;
 
 unpack! { TQ2_0, 66, shift: Some(0), mins: false, by_16: false, |p| {
     let three = _mm512_set1_epi8(3);
     Super {
-        q: two_bits(p).map(|q| _mm512_and_si512(q, three)),
+        q: each!(4 of two_bits(p), |q| _mm512_and_si512(q, three)),
         scale: half(p.add(64)),
         min: _mm512_setzero_ps(),
     }
@@ -45,7 +46,7 @@ unpack! { TQ1_0, 54, shift: Some(0), mins: false, by_16: false, |p| {
         let rest = _mm512_and_si512(_mm512_mullo_epi16(x, power), low_byte);
         _mm512_srli_epi16::<8>(_mm512_mullo_epi16(rest, _mm512_set1_epi16(3)))
     };
-    let q = std::array::from_fn(|j| {
+    let q = each!(4, |j| {
         let x = _mm512_permutexvar_epi32(load(&DWORD[j]), x);
         let power = load(&POWER[j]);
         let even = digit(_mm512_and_si512(x, low_byte), power);

@@ -1,0 +1,291 @@
+//! Everything that is the same for all layouts: the user's numbers resolved, cards with gaps filled, popularity of
+//! experts. Made once a plan.
+
+use super::limits::{KvType, Limits, RamExperts};
+use super::machine::{BackendKind, Card, Machine, Os};
+use super::model::PlanModel;
+use super::refusal::Refusal;
+use super::rules::{self, CardRates, DriverBytes, HostRates, Notes};
+
+/// Index of a card in the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+pub struct CardIndex(pub usize);
+
+/// A card with every gap filled.
+#[derive(Debug, Clone)]
+pub struct CardFacts {
+    pub capacity: u64,
+    pub floor: u64,
+    pub floor_why: &'static str,
+    /// Largest piece that cannot be cut, and largest buffer.
+    pub max_piece: u64,
+    pub max_buffer: u64,
+    pub driver: DriverBytes,
+    pub rates: CardRates,
+    /// The host's own cores: experts lie in place.
+    pub in_place: bool,
+    pub shares_host: bool,
+    /// Equal to an earlier card in everything that matters: only one order of them is looked at.
+    pub same_as: Option<usize>,
+}
+
+pub struct Context<'a> {
+    pub model: &'a PlanModel,
+    pub machine: &'a Machine,
+    pub limits: &'a Limits,
+    pub context_tokens: u32,
+    /// KV cells of a slot, whole blocks of the indexer.
+    pub cells: u64,
+    /// Cells of a slot that stay on the card.
+    pub resident_cells: u64,
+    pub cards: Vec<CardFacts>,
+    /// Cards that the planner may use.
+    pub eligible: Vec<usize>,
+    pub host_rates: HostRates,
+    pub notes: Notes,
+    /// Usable RAM and commit, where slots must heed them because experts may stay on disk.
+    pub host_usable: Option<(u64, u64)>,
+    popularity: Vec<(u32, Vec<f64>)>,
+    /// Layers by rising slab size: extra slots go to the smallest first.
+    pub by_slab: Vec<usize>,
+}
+
+impl<'a> Context<'a> {
+    pub fn new(model: &'a PlanModel, machine: &'a Machine, limits: &'a Limits) -> Result<Context<'a>, Box<Refusal>> {
+        check_limits(model, machine, limits)?;
+        let mut notes = Notes::default();
+        let host_rates = rules::host_rates(machine, &mut notes);
+        let context_tokens = limits.context.unwrap_or(model.trained_context.min(super::limits::DEFAULT_CONTEXT));
+        let cells = u64::from(context_tokens).next_multiple_of(cell_block(model));
+        let resident = limits.resident_kv.map_or(cells, |r| u64::from(r).next_multiple_of(cell_block(model)).min(cells));
+        let eligible = eligible_cards(machine, limits)?;
+        let mut cards: Vec<CardFacts> = Vec::with_capacity(machine.cards.len());
+        for (i, card) in machine.cards.iter().enumerate() {
+            let mut quiet = Notes::default();
+            let same_as = (0..i).find(|&j| eligible.contains(&j) && same_facts(&machine.cards[j], card));
+            let sink = if eligible.contains(&i) && same_as.is_none() { &mut notes } else { &mut quiet };
+            cards.push(card_facts(card, limits, &host_rates, same_as, sink));
+        }
+        let popularity = popularity_tables(model);
+        if !popularity.is_empty() {
+            notes.add("expert popularity", "rank^-1.2 in every layer", "no profile of this model is at hand");
+        }
+        if limits.draft {
+            notes.add("drafted tokens kept", format!("{:.0} %", rules::DRAFT_ACCEPTANCE * 100.0), "no measurement of this model");
+        }
+        let mut by_slab: Vec<usize> = (0..model.layers.len()).filter(|&l| model.layers[l].experts.is_some()).collect();
+        by_slab.sort_by_key(|&l| (model.layers[l].experts.as_ref().map_or(0, |e| e.slab_bytes), l));
+        let ctx = Context {
+            model,
+            machine,
+            limits,
+            context_tokens,
+            cells,
+            resident_cells: resident,
+            cards,
+            eligible,
+            host_rates,
+            notes,
+            host_usable: None,
+            popularity,
+            by_slab,
+        };
+        Ok(ctx)
+    }
+
+    /// Share of expert calls that `held` of `count` experts answer, most popular first.
+    pub fn hit(&self, count: u32, held: u32) -> f64 {
+        let table = self.popularity.iter().find(|(n, _)| *n == count);
+        table.and_then(|(_, sums)| sums.get(held as usize)).copied().unwrap_or(1.0)
+    }
+
+    /// Prompt chunks to try, smallest first. They do not depend on the context: a smaller context must not plan worse.
+    pub fn chunks(&self) -> Vec<u32> {
+        self.limits.prefill.map_or_else(|| rules::CHUNKS.to_vec(), |chunk| vec![chunk])
+    }
+
+    /// Rows of a chunk's buffers: no more than there can be tokens.
+    pub fn chunk_rows(&self, chunk: u32) -> u64 {
+        u64::from(chunk.min(self.context_tokens).max(1))
+    }
+
+    pub fn layers(&self) -> usize {
+        self.model.layers.len()
+    }
+
+    pub fn is_windows(&self) -> bool {
+        self.machine.host.os == Os::Windows
+    }
+}
+
+/// Cells come in whole blocks of the indexer.
+fn cell_block(model: &PlanModel) -> u64 {
+    let ratios = model.layers.iter().filter_map(|l| match l.mixer {
+        super::model::Mixer::Attention { index: Some(i), .. } => Some(u64::from(i.ratio)),
+        _ => None,
+    });
+    ratios.max().unwrap_or(1).max(1)
+}
+
+fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result<(), Box<Refusal>> {
+    let wrong = |what: String| Err(Box::new(Refusal::invalid(what)));
+    if let Err(problem) = machine.check() {
+        return wrong(problem.to_string());
+    }
+    let bounded = [
+        ("--context", limits.context.unwrap_or(1), rules::MAX_CONTEXT),
+        ("--prefill", limits.prefill.unwrap_or(1), rules::MAX_CHUNK),
+        ("--slots", limits.slots, rules::MAX_SLOTS),
+        ("--draft-window", limits.draft_window, rules::MAX_DRAFT_WINDOW),
+        ("--resident-kv", limits.resident_kv.unwrap_or(1), rules::MAX_CONTEXT),
+        ("the prompt of the workload", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
+    ];
+    if let Some((flag, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+        return wrong(format!("{flag} {value} is outside 1 to {most}"));
+    }
+    if limits.checkpoints > rules::MAX_CHECKPOINTS {
+        return wrong(format!("--checkpoints {} is more than {}", limits.checkpoints, rules::MAX_CHECKPOINTS));
+    }
+    if limits.draft && model.draft.is_none() {
+        return wrong("--draft on: the model has no draft block (give its file, or use --draft off)".into());
+    }
+    if limits.vision && model.vision.is_none() {
+        return wrong("--vision on: no vision encoder was given (give its file, or use --vision off)".into());
+    }
+    if limits.stage_arenas.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
+        return wrong("measured arenas need an explicit layer split with as many stages".into());
+    }
+    check_split(model, limits)
+}
+
+fn check_split(model: &PlanModel, limits: &Limits) -> Result<(), Box<Refusal>> {
+    let Some(split) = &limits.layer_split else { return Ok(()) };
+    let mut next = 0;
+    for range in split {
+        if range.start != next || range.end <= range.start {
+            return Err(Box::new(Refusal::invalid(format!("--layer-split: range {range} should begin at layer {next}"))));
+        }
+        next = range.end;
+    }
+    if next as usize != model.layers.len() {
+        let what = format!("--layer-split ends at layer {}, the model has {} layers", next.saturating_sub(1), model.layers.len());
+        return Err(Box::new(Refusal::invalid(what)));
+    }
+    Ok(())
+}
+
+fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<Refusal>> {
+    let wrong = |what: String| Err(Box::new(Refusal::invalid(what)));
+    let eligible: Vec<usize> = match &limits.devices {
+        Some(ids) => {
+            let mut found = Vec::with_capacity(ids.len());
+            for id in ids {
+                let Some(at) = machine.cards.iter().position(|c| c.id == *id) else {
+                    let known = machine.cards.iter().map(|c| c.id.as_str()).collect::<Vec<_>>().join(", ");
+                    return wrong(format!("--device {id}: this machine has {known}"));
+                };
+                if found.contains(&at) {
+                    return wrong(format!("--device: {id} is listed twice"));
+                }
+                found.push(at);
+            }
+            found
+        }
+        None => {
+            let all = 0..machine.cards.len();
+            let gpus: Vec<usize> = all.clone().filter(|&i| machine.cards[i].backend != BackendKind::Cpu).collect();
+            if gpus.is_empty() { all.collect() } else { gpus }
+        }
+    };
+    let stricter = |&i: &usize| machine.cards[i].alignment.is_some_and(|a| u64::from(a) > crate::program::ARENA_ALIGN_BYTES);
+    if let Some(card) = eligible.iter().find(|i| stricter(i)).map(|&i| &machine.cards[i]) {
+        let align = card.alignment.unwrap_or(0);
+        return wrong(format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id));
+    }
+    if eligible.is_empty() {
+        return wrong("the machine has no device at all, not even a CPU".into());
+    }
+    if limits.layer_split.as_ref().is_some_and(|split| split.len() > eligible.len()) {
+        return wrong(format!("--layer-split has more ranges than there are cards ({})", eligible.len()));
+    }
+    Ok(eligible)
+}
+
+fn same_facts(a: &Card, b: &Card) -> bool {
+    let plain = |c: &Card| Card { id: String::new(), name: String::new(), uuid: None, pci: None, ..c.clone() };
+    plain(a) == plain(b)
+}
+
+fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<usize>, notes: &mut Notes) -> CardFacts {
+    let (table_floor, why) = rules::card_floor(card);
+    let reserve = limits.reserve.unwrap_or(0);
+    let in_place = card.backend == BackendKind::Cpu && limits.ram_experts != RamExperts::Disk;
+    let raised = reserve > table_floor && card.backend != BackendKind::Cpu;
+    let (floor, floor_why) = if raised { (reserve, "--reserve") } else { (table_floor, why) };
+    CardFacts {
+        capacity: card.free.0,
+        floor,
+        floor_why,
+        max_piece: card.max_binding.or(card.max_buffer).map_or(u64::MAX, |s| s.0).min(card.max_buffer.map_or(u64::MAX, |s| s.0)),
+        max_buffer: card.max_buffer.map_or(u64::MAX, |s| s.0),
+        driver: driver_bytes(card, notes),
+        rates: rules::card_rates(card, host, notes),
+        in_place,
+        shares_host: card.shares_host_memory || card.backend == BackendKind::Cpu,
+        same_as,
+    }
+}
+
+fn driver_bytes(card: &Card, notes: &mut Notes) -> DriverBytes {
+    let assumed = rules::assumed_driver_bytes(card.backend, card.driver);
+    if card.opened {
+        // Context, code and handles exist already: the free figure is without them. Graphs come later.
+        let graphs = card.graph_bytes.map_or(assumed.graphs, |s| s.0);
+        return DriverBytes { context: 0, modules: 0, library: 0, graphs, host: assumed.host };
+    }
+    let mut pick = |known: Option<super::size::Size>, what: &str, value: u64| {
+        known.map_or_else(
+            || {
+                if value > 0 {
+                    notes.add(format!("{}: {what}", card.id), super::size::human(value), "not measured on this card");
+                }
+                value
+            },
+            |s| s.0,
+        )
+    };
+    DriverBytes {
+        context: pick(card.context_bytes, "driver context", assumed.context),
+        modules: pick(card.module_bytes, "kernel code", assumed.modules),
+        library: pick(card.library_bytes, "library handles and workspace", assumed.library),
+        graphs: pick(card.graph_bytes, "captured graphs", assumed.graphs),
+        host: assumed.host,
+    }
+}
+
+/// For every number of experts that occurs: share of calls answered by the n most popular.
+fn popularity_tables(model: &PlanModel) -> Vec<(u32, Vec<f64>)> {
+    let mut counts: Vec<u32> = model.layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| e.count).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    counts.into_iter().map(|count| (count, popularity(count))).collect()
+}
+
+fn popularity(count: u32) -> Vec<f64> {
+    let mut sums = Vec::with_capacity(count as usize + 1);
+    let mut total = 0.0;
+    sums.push(0.0);
+    for rank in 1..=count {
+        total += f64::from(rank).powf(-rules::EXPERT_POPULARITY_EXPONENT);
+        sums.push(total);
+    }
+    for sum in &mut sums {
+        *sum /= total;
+    }
+    sums
+}
+
+/// Bytes of one resident or spilled KV cell of an attention layer.
+pub fn kv_cell_bytes(kv: KvType, kv_heads: u32, head_dim: u32) -> u64 {
+    kv.cell_bytes(u64::from(kv_heads), u64::from(head_dim))
+}

@@ -1,0 +1,200 @@
+//! How each row's number came about, in words and numbers.
+
+use super::consumer::Consumer;
+use super::context::{Context, kv_cell_bytes};
+use super::host::{HostNeed, LayoutSums};
+use super::limits::LayerRange;
+use super::model::{LayerFacts, Mixer};
+use super::rows::{Pool, SizedStage};
+use super::rules;
+use super::size::{grouped, human};
+use super::stage;
+
+pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer: Consumer) -> String {
+    let range = stage.range;
+    let layers = &ctx.model.layers[range.indices()];
+    let slots = ctx.limits.slots;
+    match consumer {
+        Consumer::DriverContext | Consumer::ModuleCode | Consumer::LibraryWorkspace | Consumer::Graphs => {
+            driver(ctx, stage, consumer)
+        }
+        Consumer::DenseWeights => format!("every tensor of layers {range} but the experts, each rounded up to 256 B"),
+        Consumer::Head if ctx.model.tied_head => "final norm and output matrix (a copy of the tied embedding)".into(),
+        Consumer::Head => "final norms and output matrix".into(),
+        Consumer::DraftWeights => "the draft block without its experts, with its own head if it has one".into(),
+        Consumer::DraftExperts => draft_experts(ctx),
+        Consumer::VisionWeights => "every tensor of the vision encoder".into(),
+        Consumer::ExpertsInPlace => format!("all experts of layers {range}: the CPU reads them where they are loaded"),
+        Consumer::KvCache => kv(ctx, layers, ctx.resident_cells),
+        Consumer::DraftKv => format!("{slots} slot(s) x {} cells of the draft block, {}", ctx.cells, ctx.limits.kv.name()),
+        Consumer::IndexKeys => index(ctx, layers),
+        Consumer::RecurrentState => recurrent(ctx, layers),
+        Consumer::ConvHistory => {
+            format!(
+                "{slots} slot(s) x inputs of the convolutions before a window, {} more for drafts, f32",
+                ctx.limits.window_rows() - 1
+            )
+        }
+        Consumer::HandOff => {
+            let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+            format!("2 buffers x {rows} rows x {} floats x 4 B", ctx.model.stream_floats())
+        }
+        Consumer::StagingRing => format!("{} experts of the largest slab", stage::ring_slabs(layers)),
+        Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
+        Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
+        Consumer::SelectionScores => {
+            format!("{} queries at a time x blocks of {} cells x 4 B", rules::SCORE_ROWS.min(ctx.chunk_rows(chunk)), ctx.cells)
+        }
+        Consumer::KvWindow => format!("{} cells of one layer, {}", ctx.cells, ctx.limits.kv.name()),
+        Consumer::VisionWork => "buffers for the largest image (4,096 tokens of 4 patches)".into(),
+        Consumer::ExpertSlots => slots_text(ctx, stage),
+        Consumer::MeasuredWeights | Consumer::MeasuredState | Consumer::MeasuredWork => {
+            format!("arena of the built stage for layers {range}")
+        }
+        _ => consumer.text().into(),
+    }
+}
+
+fn driver(ctx: &Context<'_>, stage: &SizedStage, consumer: Consumer) -> String {
+    let card = &ctx.machine.cards[stage.card];
+    let measured = match consumer {
+        Consumer::DriverContext => card.context_bytes,
+        Consumer::ModuleCode => card.module_bytes,
+        Consumer::LibraryWorkspace => card.library_bytes,
+        _ => card.graph_bytes,
+    };
+    if measured.is_some() {
+        "measured on this card".into()
+    } else {
+        "assumed for this backend and driver (see assumptions)".into()
+    }
+}
+
+fn draft_experts(ctx: &Context<'_>) -> String {
+    let experts = ctx.model.draft.as_ref().and_then(|d| d.block.experts.as_ref());
+    experts.map_or_else(String::new, |e| format!("{} experts x {} B, {}", e.count, grouped(e.slab_bytes), e.formats))
+}
+
+fn kv(ctx: &Context<'_>, layers: &[LayerFacts], cells: u64) -> String {
+    let sizes: Vec<u64> = layers
+        .iter()
+        .filter_map(|l| match l.mixer {
+            Mixer::Attention { kv_heads, head_dim, .. } => Some(kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim)),
+            Mixer::Delta { .. } => None,
+        })
+        .collect();
+    let spilled =
+        if cells < ctx.cells { format!(" (of {}, the others in pinned RAM)", grouped(ctx.cells)) } else { String::new() };
+    let cell = sizes.first().copied().unwrap_or(0);
+    let slots = ctx.limits.slots;
+    format!(
+        "{} layer(s) x {slots} slot(s) x {} cells{spilled} x {cell} B ({})",
+        sizes.len(),
+        grouped(cells),
+        ctx.limits.kv.name()
+    )
+}
+
+fn index(ctx: &Context<'_>, layers: &[LayerFacts]) -> String {
+    let indexed = layers.iter().filter_map(|l| match l.mixer {
+        Mixer::Attention { index, .. } => index,
+        Mixer::Delta { .. } => None,
+    });
+    let facts: Vec<_> = indexed.collect();
+    let Some(i) = facts.first() else { return String::new() };
+    let blocks = ctx.cells / u64::from(i.ratio.max(1));
+    let count = facts.len();
+    format!(
+        "{count} layer(s) x {} slot(s) x ({} cells + {} blocks) x {} x 4 B",
+        ctx.limits.slots,
+        grouped(ctx.cells),
+        grouped(blocks),
+        i.dim
+    )
+}
+
+fn recurrent(ctx: &Context<'_>, layers: &[LayerFacts]) -> String {
+    let sizes: Vec<u64> = layers
+        .iter()
+        .filter_map(|l| match l.mixer {
+            Mixer::Delta { value_heads, key_dim, value_dim, .. } => Some(stage::delta_bytes(value_heads, key_dim, value_dim)),
+            Mixer::Attention { .. } => None,
+        })
+        .collect();
+    let one = sizes.first().copied().unwrap_or(0);
+    let versions = ctx.limits.window_rows();
+    format!("{} layer(s) x {} slot(s) x {versions} version(s) x {} B", sizes.len(), ctx.limits.slots, grouped(one))
+}
+
+fn work(ctx: &Context<'_>, range: LayerRange, rows: u64, outputs: u64) -> String {
+    let (alive, _) = stage::work_floats(ctx, range);
+    let logits = if range.end as usize == ctx.layers() {
+        format!(" + {outputs} output(s) x {} floats x 4 B", u64::from(ctx.model.vocab) + ctx.model.head_work_floats)
+    } else {
+        String::new()
+    };
+    format!("{rows} row(s) x ({alive} floats alive x 4 B + {} B of parameters){logits}", size_of::<crate::program::Row>())
+}
+
+fn slots_text(ctx: &Context<'_>, stage: &SizedStage) -> String {
+    let held: u64 = stage.option.held.iter().map(|n| u64::from(*n)).sum();
+    let all: u64 =
+        ctx.model.layers[stage.range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).sum();
+    let least = stage.option.held.iter().min().copied().unwrap_or(0);
+    let most = stage.option.held.iter().max().copied().unwrap_or(0);
+    let why = if stage.option.all_held {
+        "all of them".to_string()
+    } else if ctx.limits.expert_slots.is_some() {
+        "as many as were wished for, and fit above the floor".to_string()
+    } else {
+        "as many as fit above the floor".to_string()
+    };
+    let share = held as f64 * 100.0 / (all as f64).max(1.0);
+    format!("{} of {} experts ({share:.1} %), {least} to {most} a layer: {why}", grouped(held), grouped(all))
+}
+
+pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consumer: Consumer, pool: Pool) -> String {
+    let rows = ctx.chunk_rows(sums.chunk);
+    match consumer {
+        Consumer::Process => "code, tokenizer and heap of the program, bounded".into(),
+        Consumer::DriverHost => format!("host memory of the drivers of {} card(s)", sums.stages),
+        Consumer::EmbeddingCache | Consumer::NgramCache => "recently read rows; the table itself stays in the file".into(),
+        Consumer::Checkpoints => format!("{} x recurrent state of one sequence", ctx.limits.checkpoints),
+        Consumer::HostHandOff => {
+            format!("{} boundary(ies) x 2 buffers x {rows} rows x {} floats x 4 B", sums.stages - 1, ctx.model.stream_floats())
+        }
+        Consumer::HostStaging => {
+            let ring = if sums.all_held { "no ring: all experts are on cards" } else { "a ring of experts" };
+            format!("2 x {rows} rows gathered from the tables, and {ring}")
+        }
+        Consumer::LoadStaging => "two reads of 64 MiB in flight; given back after loading".into(),
+        Consumer::KvSpill => {
+            format!(
+                "{} slot(s) x {} cells that are not resident, {}",
+                ctx.limits.slots,
+                grouped(ctx.cells - ctx.resident_cells),
+                ctx.limits.kv.name()
+            )
+        }
+        Consumer::RamExperts => ram_experts(ctx, sums, need, pool),
+        Consumer::CardsInRam => "everything on devices whose memory is RAM".into(),
+        Consumer::CommitOfHost => "Windows charges every private byte of RAM".into(),
+        Consumer::CommitOfCards => "Windows charges every byte of device memory".into(),
+        _ => consumer.text().into(),
+    }
+}
+
+fn ram_experts(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, pool: Pool) -> String {
+    let total = human(ctx.model.experts_bytes());
+    let held = human(sums.held_bytes);
+    let kept = match need.ram_experts {
+        super::limits::RamExperts::All => format!("every expert has a copy in RAM ({total})"),
+        _ => format!("experts that are on no card: {total} - {held}"),
+    };
+    match pool {
+        Pool::Pinned => format!("{kept}; pinned in slices of {} until the limit", human(rules::PIN_SLICE_BYTES)),
+        Pool::Disk => format!("{kept}; what RAM does not hold is read when needed"),
+        _ if need.pinned_experts > 0 => format!("{kept}; the part that is not pinned"),
+        _ => kept,
+    }
+}

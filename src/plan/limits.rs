@@ -1,0 +1,348 @@
+//! What the user wants: context, cache type, chunk, drafts, devices. Plain data, checked against model and machine by
+//! the planner.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::size::{Size, SizeError};
+
+/// Element type of cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvType {
+    F32,
+    F16,
+    /// 8 bit with a scale per 32 elements.
+    Int8,
+    /// Keys 8 bit, values 4 bit.
+    K8v4,
+    /// 4 bit with a scale per 32 elements.
+    Q4_0,
+}
+
+impl KvType {
+    /// From the largest to the smallest.
+    pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Int8, KvType::K8v4, KvType::Q4_0];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Int8 => "int8",
+            KvType::K8v4 => "k8v4",
+            KvType::Q4_0 => "q4_0",
+        }
+    }
+
+    /// Bytes of 32 key elements and of 32 value elements.
+    pub fn bytes_per_32(self) -> (u64, u64) {
+        match self {
+            KvType::F32 => (128, 128),
+            KvType::F16 => (64, 64),
+            KvType::Int8 => (34, 34),
+            KvType::K8v4 => (34, 18),
+            KvType::Q4_0 => (18, 18),
+        }
+    }
+
+    /// Bytes of one cell: a key and a value of every KV head.
+    pub fn cell_bytes(self, kv_heads: u64, head_dim: u64) -> u64 {
+        let (k, v) = self.bytes_per_32();
+        kv_heads * head_dim.div_ceil(32) * (k + v)
+    }
+}
+
+/// Where experts live that are on no card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RamExperts {
+    /// `All` where RAM and commit allow it, else `Complement`.
+    Auto,
+    /// Every expert has a copy in RAM, also those on a card: experts can be exchanged at any time. As a wish the same as
+    /// `Auto`, but the report says when it could not be granted.
+    All,
+    /// RAM holds the experts that are on no card.
+    Complement,
+    /// RAM holds what fits; the others are read from disk when needed.
+    Disk,
+}
+
+impl RamExperts {
+    pub fn name(self) -> &'static str {
+        match self {
+            RamExperts::Auto => "auto",
+            RamExperts::All => "all",
+            RamExperts::Complement => "complement",
+            RamExperts::Disk => "disk",
+        }
+    }
+}
+
+/// What to do when other programs hold much of a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HeldCards {
+    /// Refuse if the card would have to be left out because of it.
+    Refuse,
+    /// Take what is free, or leave the card out.
+    Use,
+}
+
+/// The load that splits are compared by: one prompt and one answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Workload {
+    pub prompt_tokens: u32,
+    pub answer_tokens: u32,
+}
+
+/// Half-open range of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LayerRange {
+    pub start: u32,
+    pub end: u32,
+}
+
+impl LayerRange {
+    pub fn len(self) -> u32 {
+        self.end.saturating_sub(self.start)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn indices(self) -> std::ops::Range<usize> {
+        self.start as usize..self.end as usize
+    }
+}
+
+/// Written as the user writes it: `0-23`, both ends included.
+impl std::fmt::Display for LayerRange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.start, self.end.saturating_sub(1))
+    }
+}
+
+/// Arena sizes of a stage as its real programs need them, in place of the planner's estimates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageArenas {
+    pub weights_bytes: u64,
+    pub state_bytes: u64,
+    pub work_bytes: u64,
+    /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
+    pub experts_inside: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Tokens of one sequence; `None`: the trained context, at most [`DEFAULT_CONTEXT`].
+    pub context: Option<u32>,
+    pub kv: KvType,
+    /// Rows of a prompt chunk; `None`: chosen with the split.
+    pub prefill: Option<u32>,
+    /// Sequences that may be in work at the same time.
+    pub slots: u32,
+    /// Whether the draft block is used, and how many tokens it drafts.
+    pub draft: bool,
+    pub draft_window: u32,
+    pub vision: bool,
+    /// Cards to use, all of them; `None`: chosen by the planner.
+    pub devices: Option<Vec<String>>,
+    /// Raises the floor of every card.
+    pub reserve: Option<u64>,
+    /// Most expert slots over all cards. A wish: never a way below the floor.
+    pub expert_slots: Option<u32>,
+    /// One range a card, in the order of `devices` (or of the machine).
+    pub layer_split: Option<Vec<LayerRange>>,
+    /// KV cells of each layer that stay on the card; the others lie in pinned RAM.
+    pub resident_kv: Option<u32>,
+    /// Conversation checkpoints kept in RAM.
+    pub checkpoints: u32,
+    /// Most RAM for everything.
+    pub ram_budget: Option<u64>,
+    pub ram_experts: RamExperts,
+    pub held_cards: HeldCards,
+    pub workload: Workload,
+    /// Measured arena sizes, one a stage; only with an explicit split.
+    pub stage_arenas: Option<Vec<StageArenas>>,
+}
+
+pub const DEFAULT_CONTEXT: u32 = 32_768;
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            context: None,
+            kv: KvType::F16,
+            prefill: None,
+            slots: 1,
+            draft: false,
+            draft_window: 3,
+            vision: false,
+            devices: None,
+            reserve: None,
+            expert_slots: None,
+            layer_split: None,
+            resident_kv: None,
+            checkpoints: 0,
+            ram_budget: None,
+            ram_experts: RamExperts::Auto,
+            held_cards: HeldCards::Refuse,
+            workload: Workload { prompt_tokens: 4096, answer_tokens: 512 },
+            stage_arenas: None,
+        }
+    }
+}
+
+/// Flags as text, for the command line.
+#[derive(Debug, Clone, Default)]
+pub struct PlanFlags {
+    pub context: Option<u32>,
+    pub kv: Option<String>,
+    pub prefill: Option<u32>,
+    pub slots: Option<u32>,
+    pub draft: Option<String>,
+    pub draft_window: Option<u32>,
+    pub vision: Option<String>,
+    /// Comma-separated ids.
+    pub device: Option<String>,
+    pub reserve: Option<String>,
+    pub expert_slots: Option<u32>,
+    /// `0-23,24-47`
+    pub layer_split: Option<String>,
+    pub resident_kv: Option<u32>,
+    pub checkpoints: Option<u32>,
+    pub ram_budget: Option<String>,
+    pub ram_experts: Option<String>,
+    pub held_cards: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum FlagError {
+    #[error("--{flag} {value}: expected one of {expected}")]
+    Choice { flag: &'static str, value: String, expected: &'static str },
+    #[error("--{flag}: {source}")]
+    Size { flag: &'static str, source: SizeError },
+    #[error("--layer-split {value}: expected ranges such as 0-23,24-47")]
+    Split { value: String },
+}
+
+fn choose<T: Copy>(flag: &'static str, value: &str, choices: &[(&str, T)], expected: &'static str) -> Result<T, FlagError> {
+    let found = choices.iter().find(|(name, _)| *name == value).map(|(_, choice)| *choice);
+    found.ok_or_else(|| FlagError::Choice { flag, value: value.to_string(), expected })
+}
+
+fn size(flag: &'static str, value: &str) -> Result<u64, FlagError> {
+    value.parse::<Size>().map(|s| s.0).map_err(|source| FlagError::Size { flag, source })
+}
+
+/// Reads `0-23,24-47`.
+pub fn parse_layer_split(value: &str) -> Result<Vec<LayerRange>, FlagError> {
+    let fail = || FlagError::Split { value: value.to_string() };
+    let range = |part: &str| {
+        let (first, last) = part.trim().split_once('-').ok_or_else(fail)?;
+        let start: u32 = first.trim().parse().map_err(|_| fail())?;
+        let last: u32 = last.trim().parse().map_err(|_| fail())?;
+        let end = last.checked_add(1).filter(|end| *end > start).ok_or_else(fail)?;
+        Ok(LayerRange { start, end })
+    };
+    value.split(',').map(range).collect()
+}
+
+const ON_OFF: &[(&str, bool)] = &[("on", true), ("off", false)];
+const KV_CHOICES: &[(&str, KvType)] = &[
+    ("f32", KvType::F32),
+    ("f16", KvType::F16),
+    ("int8", KvType::Int8),
+    ("q8_0", KvType::Int8),
+    ("k8v4", KvType::K8v4),
+    ("q4_0", KvType::Q4_0),
+];
+const RAM_CHOICES: &[(&str, RamExperts)] =
+    &[("auto", RamExperts::Auto), ("all", RamExperts::All), ("complement", RamExperts::Complement), ("disk", RamExperts::Disk)];
+
+impl Limits {
+    pub fn from_flags(flags: &PlanFlags) -> Result<Limits, FlagError> {
+        let mut limits = Limits { context: flags.context, prefill: flags.prefill, ..Limits::default() };
+        if let Some(kv) = &flags.kv {
+            limits.kv = choose("kv", kv, KV_CHOICES, "f32, f16, int8, k8v4, q4_0")?;
+        }
+        if let Some(draft) = &flags.draft {
+            limits.draft = choose("draft", draft, ON_OFF, "on, off")?;
+        }
+        if let Some(vision) = &flags.vision {
+            limits.vision = choose("vision", vision, ON_OFF, "on, off")?;
+        }
+        if let Some(home) = &flags.ram_experts {
+            limits.ram_experts = choose("ram-experts", home, RAM_CHOICES, "auto, all, complement, disk")?;
+        }
+        if let Some(held) = &flags.held_cards {
+            let choices = [("refuse", HeldCards::Refuse), ("use", HeldCards::Use)];
+            limits.held_cards = choose("held-cards", held, &choices, "refuse, use")?;
+        }
+        limits.reserve = flags.reserve.as_deref().map(|v| size("reserve", v)).transpose()?;
+        limits.ram_budget = flags.ram_budget.as_deref().map(|v| size("ram-budget", v)).transpose()?;
+        limits.layer_split = flags.layer_split.as_deref().map(parse_layer_split).transpose()?;
+        limits.devices =
+            flags.device.as_deref().filter(|v| *v != "auto").map(|v| v.split(',').map(|id| id.trim().to_string()).collect());
+        limits.slots = flags.slots.unwrap_or(limits.slots);
+        limits.draft_window = flags.draft_window.unwrap_or(limits.draft_window);
+        limits.expert_slots = flags.expert_slots;
+        limits.resident_kv = flags.resident_kv;
+        limits.checkpoints = flags.checkpoints.unwrap_or(limits.checkpoints);
+        Ok(limits)
+    }
+
+    /// Rows of a decode window: one token, or a token and its drafts, for every slot.
+    pub fn decode_rows(&self) -> u32 {
+        self.slots.saturating_mul(self.window_rows())
+    }
+
+    /// Rows of one sequence in a decode window.
+    pub fn window_rows(&self) -> u32 {
+        if self.draft { self.draft_window.saturating_add(1) } else { 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_become_limits() {
+        let text = |s: &str| Some(s.to_string());
+        let flags = PlanFlags {
+            context: Some(204_800),
+            kv: text("k8v4"),
+            draft: text("on"),
+            device: text("cuda:0, cuda:1"),
+            reserve: text("1.5 GiB"),
+            layer_split: text("0-23,24-47"),
+            ram_experts: text("disk"),
+            ..PlanFlags::default()
+        };
+        let limits = Limits::from_flags(&flags).unwrap();
+        assert_eq!((limits.context, limits.kv, limits.draft), (Some(204_800), KvType::K8v4, true));
+        assert_eq!(limits.devices, Some(vec!["cuda:0".into(), "cuda:1".into()]));
+        assert_eq!(limits.reserve, Some(3 << 29));
+        assert_eq!(limits.layer_split, Some(vec![LayerRange { start: 0, end: 24 }, LayerRange { start: 24, end: 48 }]));
+        assert_eq!((limits.decode_rows(), limits.ram_experts), (4, RamExperts::Disk));
+        assert_eq!(limits.layer_split.unwrap()[1].to_string(), "24-47");
+    }
+
+    #[test]
+    fn wrong_flags_name_what_would_be_right() {
+        let kv = Limits::from_flags(&PlanFlags { kv: Some("q5".into()), ..PlanFlags::default() }).unwrap_err();
+        assert_eq!(kv.to_string(), "--kv q5: expected one of f32, f16, int8, k8v4, q4_0");
+        for split in ["", "5", "3-2", "0-x", "0-4294967295"] {
+            assert!(parse_layer_split(split).is_err(), "{split}");
+        }
+    }
+
+    #[test]
+    fn cells_have_the_bytes_of_the_specification() {
+        let bytes = |kv: KvType| kv.cell_bytes(2, 256);
+        assert_eq!((bytes(KvType::F16), bytes(KvType::Int8), bytes(KvType::Q4_0)), (2048, 1088, 576));
+        assert_eq!(bytes(KvType::K8v4), 832);
+    }
+}

@@ -1,0 +1,254 @@
+//! A PC as the planner sees it: facts that probing found or that a person wrote into a machine file (TOML).
+//! Everything optional that is absent becomes an [`Assumption`](super::rules::Assumption) in the report.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::size::Size;
+
+/// The version of the machine file that this program writes and reads.
+pub const MACHINE_VERSION: u32 = 1;
+
+/// A whole PC. Unknown keys are errors, so a misspelt one cannot be overlooked.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub version: u32,
+    /// For people: "office PC", "2x RTX 2080 Ti".
+    pub name: String,
+    pub host: Host,
+    /// In the order in which the user counts them.
+    #[serde(default, rename = "card")]
+    pub cards: Vec<Card>,
+    #[serde(default, rename = "disk")]
+    pub disks: Vec<Disk>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Os {
+    Linux,
+    /// Linux inside Windows: pins little, sees a paravirtual card.
+    Wsl,
+    Windows,
+    Macos,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    pub os: Os,
+    pub ram_total: Size,
+    /// What programs may still take without swapping (Linux `MemAvailable`).
+    pub ram_available: Size,
+    /// Memory limit of the container (cgroup) that the program runs in, and what is used of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_limit: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_used: Option<Size>,
+    /// Most bytes that can be pinned, when known from a limit or a measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pinned_limit: Option<Size>,
+    /// What `mlock` may lock; drivers pin past it. For the report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memlock_limit: Option<Size>,
+    /// Windows: RAM + page file, and how much is charged already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit_limit: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit_used: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub page_file: Option<Size>,
+    /// Cores (not threads) that may be used.
+    pub cores: u32,
+    /// `avx2`, `avx512-vnni`, `neon`; for the report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simd: Option<String>,
+    /// Measured GB/s (10^9) of reading RAM with all cores.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram_read_gbs: Option<f64>,
+    /// Measured GB/s of quantised weights that the CPU can multiply (all cores); at most the RAM's rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_weights_gbs: Option<f64>,
+    /// Billions of multiply-adds a second on all cores, for prompts on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_gmacs: Option<f64>,
+}
+
+/// Which interface drives a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    Cuda,
+    Hip,
+    Vulkan,
+    Dx12,
+    Metal,
+    /// The host's own cores as a device: experts lie in place, in RAM.
+    Cpu,
+    /// A card played by the CPU, with limits of its own: for tests of splits and faults.
+    Virtual,
+}
+
+/// How the driver manages memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DriverKind {
+    Linux,
+    /// Windows display driver model: over-commits silently, charges commit.
+    Wddm,
+    /// Windows without display model (NVIDIA TCC).
+    Tcc,
+    Macos,
+    /// No driver: CPU and virtual cards.
+    None,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Card {
+    /// How the user names it: `cuda:0`.
+    pub id: String,
+    pub name: String,
+    pub backend: BackendKind,
+    pub driver: DriverKind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pci: Option<String>,
+    pub total: Size,
+    /// What the driver says is free now (on Windows: the smaller of that and the budget).
+    pub free: Size,
+    /// The free figure was read after context, modules and library handles were made, so they are in it already.
+    #[serde(default)]
+    pub opened: bool,
+    #[serde(default)]
+    pub drives_display: bool,
+    /// The card's memory is the host's RAM (integrated graphics, the CPU itself).
+    #[serde(default)]
+    pub shares_host_memory: bool,
+    /// GB/s (10^9) of reading the card's own memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_gbs: Option<f64>,
+    /// GB/s host to card from pinned memory, warm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_gbs: Option<f64>,
+    /// The same as a median over a longer time, where it differs (shared lanes, power states). Plans use the smaller one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_median_gbs: Option<f64>,
+    /// TFLOP/s in matrix products as the kernels reach them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_tflops: Option<f64>,
+    /// Largest single buffer and largest piece of one that a kernel can see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_buffer: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_binding: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alignment: Option<u32>,
+    /// Measured: what the driver takes for its context, the kernels' code, library handles with their workspace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_bytes: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub module_bytes: Option<Size>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub library_bytes: Option<Size>,
+    /// Measured: what captured graphs take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graph_bytes: Option<Size>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    pub name: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_gbs: Option<f64>,
+}
+
+#[derive(Debug, Error)]
+pub enum MachineError {
+    #[error("machine file: {0}")]
+    Syntax(#[from] toml::de::Error),
+    #[error("machine file: {0}")]
+    Write(#[from] toml::ser::Error),
+    #[error("machine file is of version {found}; this program reads version {MACHINE_VERSION}")]
+    Version { found: u32 },
+    #[error("machine file: {what} {problem}")]
+    Invalid { what: String, problem: String },
+}
+
+impl Machine {
+    pub fn from_toml(text: &str) -> Result<Machine, MachineError> {
+        let machine: Machine = toml::from_str(text)?;
+        machine.check()?;
+        Ok(machine)
+    }
+
+    pub fn to_toml(&self) -> Result<String, MachineError> {
+        Ok(toml::to_string(self)?)
+    }
+
+    /// Facts that contradict each other are refused here, so that the planner need not doubt them.
+    pub fn check(&self) -> Result<(), MachineError> {
+        if self.version != MACHINE_VERSION {
+            return Err(MachineError::Version { found: self.version });
+        }
+        let fail = |what: &str, problem: &str| Err(MachineError::Invalid { what: what.into(), problem: problem.into() });
+        let host = &self.host;
+        if host.ram_available > host.ram_total {
+            return fail("host.ram_available", "is larger than host.ram_total");
+        }
+        if host.cores == 0 {
+            return fail("host.cores", "must be at least 1");
+        }
+        if host.commit_used.is_some() != host.commit_limit.is_some() {
+            return fail("host.commit_limit and host.commit_used", "must be given together");
+        }
+        for rate in [host.ram_read_gbs, host.cpu_weights_gbs, host.cpu_gmacs].into_iter().flatten() {
+            if !usable(rate) {
+                return fail("host", "has a rate that is not a positive number");
+            }
+        }
+        for (i, card) in self.cards.iter().enumerate() {
+            if self.cards[..i].iter().any(|other| other.id == card.id) {
+                return fail(&format!("card '{}'", card.id), "is listed twice");
+            }
+            card.check()?;
+        }
+        match self.disks.iter().find(|d| d.read_gbs.is_some_and(|r| !usable(r))) {
+            Some(disk) => fail(&format!("disk '{}'", disk.name), "has a rate that is not a positive number"),
+            None => Ok(()),
+        }
+    }
+
+    pub fn card(&self, id: &str) -> Option<&Card> {
+        self.cards.iter().find(|c| c.id == id)
+    }
+}
+
+fn usable(rate: f64) -> bool {
+    rate.is_finite() && rate > 0.0
+}
+
+impl Card {
+    fn check(&self) -> Result<(), MachineError> {
+        let fail =
+            |problem: &str| Err(MachineError::Invalid { what: format!("card '{}'", self.id), problem: problem.to_string() });
+        if self.free > self.total {
+            return fail("has more free than total memory");
+        }
+        if self.alignment.is_some_and(|a| !a.is_power_of_two()) {
+            return fail("has an alignment that is no power of two");
+        }
+        let rates = [self.memory_gbs, self.bus_gbs, self.bus_median_gbs, self.compute_tflops];
+        if rates.into_iter().flatten().any(|r| !usable(r)) {
+            return fail("has a rate that is not a positive number");
+        }
+        let limits = [self.max_buffer, self.max_binding];
+        if limits.into_iter().flatten().any(|l| l.0 < super::size::MIB) {
+            return fail("has a buffer limit below 1 MiB");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! The exact allocation planner: pure functions from a model's shapes, a machine's facts and a user's wishes to a plan
+//! in which every byte is a row, or to a refusal with remedies that were each proven to fit. It knows no driver, asks no
+//! clock and opens no file. `docs/PLANNER.md` explains rows, order of life, objective and how to add a consumer.
+
+mod consumer;
+mod context;
+mod formula;
+mod from_gguf;
+mod host;
+mod limits;
+mod machine;
+mod model;
+mod planner;
+mod refusal;
+mod report;
+mod rows;
+mod rules;
+mod search;
+mod sheet;
+mod size;
+mod stage;
+mod verify;
+
+pub use consumer::{Arena, Consumer, Lifetime};
+pub use context::CardIndex;
+pub use limits::{
+    DEFAULT_CONTEXT, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas, Workload,
+    parse_layer_split,
+};
+pub use machine::{BackendKind, Card, Disk, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
+pub use model::{
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
+    NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
+};
+pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
+pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
+pub use report::{render_devices, render_refusal, render_report, render_short, why};
+pub use rows::{Pool, PoolSheet, Row};
+pub use rules::Assumption;
+pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};
+pub use size::{Size, SizeError};
+pub use verify::{Violation, verify};

@@ -1,0 +1,375 @@
+//! From metadata and tensor table to [`PlanModel`].
+
+use std::collections::HashMap;
+
+use super::work::{WorkShapes, layer_floats};
+use super::{
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader, NgramFacts,
+    PlanModel, TableFacts, TensorRow, VisionFacts,
+};
+use crate::program::{ARENA_ALIGN_BYTES, align_up};
+
+type Facts<T> = Result<T, ModelFactsError>;
+
+/// Architectures whose layers the planner understands.
+const KNOWN: [&str; 6] = ["qwen4exp", "llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
+
+/// More layers than any model has; keeps a broken file from asking for endless tables.
+const MAX_LAYERS: u32 = 1024;
+
+/// No width, head count or kernel size is larger.
+const MAX_DIM: u32 = 1 << 16;
+
+impl DenseFacts {
+    fn add(&mut self, tensor: &TensorRow) -> Facts<()> {
+        let bytes = tensor_bytes(tensor)?;
+        self.bytes = checked_add(tensor, self.bytes, align_up(bytes, ARENA_ALIGN_BYTES))?;
+        self.params = checked_add(tensor, self.params, tensor.elements().unwrap_or(0))?;
+        self.largest_bytes = self.largest_bytes.max(bytes);
+        Ok(())
+    }
+}
+
+fn bad(tensor: &TensorRow, problem: &str) -> ModelFactsError {
+    ModelFactsError::Tensor { tensor: tensor.name.clone(), problem: problem.into() }
+}
+
+/// No tensor of a real model is larger; the bound keeps every sum far from overflow.
+const MAX_TENSOR_BYTES: u64 = 1 << 46;
+const MAX_MODEL_BYTES: u64 = 1 << 50;
+
+fn tensor_bytes(tensor: &TensorRow) -> Facts<u64> {
+    let bytes = tensor.bytes().ok_or_else(|| bad(tensor, "has rows that are no whole number of blocks, or is too large"))?;
+    if bytes == 0 || bytes > MAX_TENSOR_BYTES || tensor.elements().is_none() {
+        return Err(bad(tensor, "is empty or too large"));
+    }
+    Ok(bytes)
+}
+
+fn checked_add(tensor: &TensorRow, a: u64, b: u64) -> Facts<u64> {
+    a.checked_add(b).ok_or_else(|| bad(tensor, "makes the model too large"))
+}
+
+/// Splits `blk.7.attn_q.weight` into 7 and `attn_q.weight`.
+fn block_of(name: &str) -> Option<(u32, &str)> {
+    let (number, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    Some((number.parse().ok()?, rest))
+}
+
+struct Reader<'a> {
+    header: &'a ModelHeader,
+    arch: String,
+    blocks: HashMap<u32, Vec<(&'a str, &'a TensorRow)>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(header: &'a ModelHeader) -> Facts<Reader<'a>> {
+        let arch = header.text("general.architecture").unwrap_or("").to_string();
+        if !KNOWN.contains(&arch.as_str()) {
+            return Err(ModelFactsError::Architecture { arch, known: KNOWN.join(", ") });
+        }
+        let mut blocks: HashMap<u32, Vec<(&str, &TensorRow)>> = HashMap::new();
+        for tensor in &header.tensors {
+            if let Some((block, rest)) = block_of(&tensor.name) {
+                blocks.entry(block).or_default().push((rest, tensor));
+            }
+        }
+        Ok(Reader { header, arch, blocks })
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    fn u32(&self, name: &str) -> Facts<u32> {
+        self.header.u32(&self.key(name))
+    }
+
+    fn opt(&self, name: &str) -> Facts<Option<u32>> {
+        self.header.opt_u32(&self.key(name))
+    }
+
+    fn or(&self, name: &str, default: u32) -> Facts<u32> {
+        Ok(self.opt(name)?.unwrap_or(default))
+    }
+
+    fn need(&self, name: &str) -> Facts<&'a TensorRow> {
+        self.header.tensor(name).ok_or_else(|| ModelFactsError::Tensor { tensor: name.to_string(), problem: "is missing".into() })
+    }
+
+    /// Layers of the trunk: blocks without draft blocks.
+    fn trunk_layers(&self) -> Facts<u32> {
+        let blocks = self.u32("block_count")?;
+        let draft = self.or("nextn_predict_layers", 0)?;
+        let layers = blocks.checked_sub(draft).filter(|n| (1..=MAX_LAYERS).contains(n));
+        layers.ok_or_else(|| ModelFactsError::Metadata {
+            key: self.key("block_count"),
+            problem: format!("is {blocks} with {draft} draft blocks: that leaves no usable number of layers"),
+        })
+    }
+
+    fn table(&self, tensor: &TensorRow) -> Facts<TableFacts> {
+        tensor_bytes(tensor)?;
+        let row_bytes = tensor.row_bytes().ok_or_else(|| bad(tensor, "has rows that are no whole number of blocks"))?;
+        Ok(TableFacts { row_bytes, rows: tensor.shape.iter().skip(1).product() })
+    }
+
+    fn mixer(&self, layer: u32, tensors: &[(&str, &TensorRow)]) -> Facts<Mixer> {
+        if tensors.iter().any(|(name, _)| name.starts_with("ssm_")) {
+            return self.delta();
+        }
+        let at = layer as usize;
+        let q_heads = self.header.opt_u32_of_layer(&self.key("attention.head_count"), at)?;
+        let q_heads = self.bounded("attention.head_count", q_heads.unwrap_or(0))?;
+        let kv_heads = self.header.opt_u32_of_layer(&self.key("attention.head_count_kv"), at)?.unwrap_or(q_heads);
+        let kv_heads = self.bounded("attention.head_count_kv", kv_heads)?;
+        let head_dim = self.bounded("attention.key_length", self.or("attention.key_length", self.width()? / q_heads)?)?;
+        let indexed = tensors.iter().any(|(name, _)| name.starts_with("indexer."));
+        let ratio = self.header.opt_u32_of_layer(&self.key("attention.compress_ratios"), at)?.unwrap_or(0);
+        let index = if indexed && ratio > 0 {
+            let (dim, budget) = (self.dim("attention.indexer.key_length")?, self.dim("attention.indexer.top_k")?);
+            Some(IndexFacts { dim, ratio, budget })
+        } else {
+            None
+        };
+        Ok(Mixer::Attention { q_heads, kv_heads, head_dim, index })
+    }
+
+    fn delta(&self) -> Facts<Mixer> {
+        let dim = self.dim("ssm.state_size")?;
+        let value_heads = self.dim("ssm.time_step_rank")?;
+        let key_heads = self.dim("ssm.group_count")?;
+        let channels = u64::from(dim) * (2 * u64::from(key_heads) + u64::from(value_heads));
+        let channels = u32::try_from(channels).map_err(|_| ModelFactsError::Metadata {
+            key: self.key("ssm.state_size"),
+            problem: "makes the convolution too wide".into(),
+        })?;
+        let conv = ConvFacts { rows: self.dim("ssm.conv_kernel")?.saturating_sub(1), channels };
+        Ok(Mixer::Delta { value_heads, key_dim: dim, value_dim: dim, conv })
+    }
+
+    fn experts(&self, tensors: &[(&str, &TensorRow)]) -> Facts<Option<ExpertFacts>> {
+        let parts: Vec<&TensorRow> = tensors.iter().filter(|(n, _)| is_expert_matrix(n)).map(|(_, t)| *t).collect();
+        let Some(first) = parts.first() else { return Ok(None) };
+        let count = first.shape.get(2).copied().unwrap_or(0);
+        let (mut slab, mut params) = (0, 0);
+        for part in &parts {
+            if part.shape.len() != 3 || part.shape[2] != count || count == 0 {
+                return Err(bad(part, "does not have the number of experts that the others have"));
+            }
+            slab = align_up(slab + tensor_bytes(part)? / count, ARENA_ALIGN_BYTES);
+            params += part.elements().unwrap_or(0) / count;
+        }
+        let count = u32::try_from(count).map_err(|_| bad(first, "has too many experts"))?;
+        let used = self.u32("expert_used_count")?.min(count);
+        let formats = parts.iter().map(|t| t.format.name()).collect::<Vec<_>>().join("/");
+        Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats }))
+    }
+
+    fn layer(&self, layer: u32, ngram: Option<&NgramFacts>) -> Facts<LayerFacts> {
+        let missing = || ModelFactsError::Tensor { tensor: format!("blk.{layer}.*"), problem: "is missing".into() };
+        let tensors = self.blocks.get(&layer).ok_or_else(missing)?;
+        let mut dense = DenseFacts::default();
+        for (name, tensor) in tensors.iter().filter(|(n, _)| !is_expert_matrix(n) && !n.ends_with(".input_scale")) {
+            debug_assert!(tensor.name.ends_with(name));
+            dense.add(tensor)?;
+        }
+        let mixer = self.mixer(layer, tensors)?;
+        let experts = self.experts(tensors)?;
+        let ngram_conv = match ngram.filter(|n| n.layer == layer) {
+            Some(_) => Some(ConvFacts {
+                rows: self.dim("ple.conv_kernel")?.saturating_sub(1) * self.dim("ple.ngram_size")?,
+                channels: self.width()? * self.streams()?,
+            }),
+            None => None,
+        };
+        let shapes = self.work_shapes(experts.as_ref(), ngram)?;
+        let (work_floats, widest_floats) = layer_floats(&shapes, &mixer, ngram_conv);
+        Ok(LayerFacts { dense, experts, mixer, ngram_conv, work_floats, widest_floats })
+    }
+
+    /// A required width or count, small enough that products of three stay far from overflow.
+    fn dim(&self, name: &str) -> Facts<u32> {
+        self.bounded(name, self.u32(name)?)
+    }
+
+    fn bounded(&self, name: &str, value: u32) -> Facts<u32> {
+        if (1..=MAX_DIM).contains(&value) {
+            return Ok(value);
+        }
+        Err(ModelFactsError::Metadata { key: self.key(name), problem: format!("is {value}, outside 1 to {MAX_DIM}") })
+    }
+
+    fn width(&self) -> Facts<u32> {
+        self.dim("embedding_length")
+    }
+
+    fn streams(&self) -> Facts<u32> {
+        let streams = self.or("hyper_connection.count", 1)?;
+        if (1..=64).contains(&streams) {
+            return Ok(streams);
+        }
+        Err(ModelFactsError::Metadata { key: self.key("hyper_connection.count"), problem: format!("is {streams}") })
+    }
+
+    fn work_shapes(&self, experts: Option<&ExpertFacts>, ngram: Option<&NgramFacts>) -> Facts<WorkShapes> {
+        let dense_width = self.or("feed_forward_length", 0)?;
+        let shared = self.or("expert_shared_feed_forward_length", 0)?;
+        Ok(WorkShapes {
+            width: self.width()?.into(),
+            streams: self.streams()?.into(),
+            rank: self.or("hyper_connection.low_rank", 0)?.into(),
+            feed_forward: if experts.is_some() { shared } else { dense_width }.into(),
+            experts: experts.map_or(0, |e| e.count.into()),
+            used: experts.map_or(0, |e| e.used.into()),
+            expert_width: self.or("expert_feed_forward_length", 0)?.into(),
+            ngram_floats: ngram.map_or(0, |n| n.floats_per_token.into()),
+            gated_attention: self.arch == "qwen4exp",
+        })
+    }
+
+    fn ngram(&self) -> Facts<Option<NgramFacts>> {
+        let Some(tensor) = self.header.tensor("per_layer_token_embd.weight").filter(|_| self.arch == "qwen4exp") else {
+            return Ok(None);
+        };
+        let key = self.key("ple.layers");
+        let Some(layer) = self.header.opt_u32(&key)? else { return Ok(None) };
+        let rows_per_token = self.dim("ple.ngram_size")?.saturating_sub(1) * self.dim("ple.heads_per_ngram")?;
+        let floats_per_token = rows_per_token.saturating_mul(self.dim("embedding_length_per_layer_input")?);
+        Ok(Some(NgramFacts { layer, table: self.table(tensor)?, rows_per_token, floats_per_token }))
+    }
+
+    fn head(&self) -> Facts<(DenseFacts, bool)> {
+        let mut head = DenseFacts::default();
+        for name in ["output_norm.weight", "output_hc_norm.weight", "output_hc_down.weight", "output_hc_up.weight"] {
+            if let Some(tensor) = self.header.tensor(name) {
+                head.add(tensor)?;
+            }
+        }
+        let own = self.header.tensor("output.weight");
+        head.add(match own {
+            Some(tensor) => tensor,
+            None => self.need("token_embd.weight")?,
+        })?;
+        Ok((head, own.is_none()))
+    }
+}
+
+/// `ffn_gate_exps.weight`, but not its companion scales.
+fn is_expert_matrix(name: &str) -> bool {
+    name.ends_with("_exps.weight")
+}
+
+fn file_bytes(header: &ModelHeader) -> Facts<u64> {
+    header.tensors.iter().try_fold(0u64, |sum, t| match checked_add(t, sum, tensor_bytes(t)?)? {
+        total if total <= MAX_MODEL_BYTES => Ok(total),
+        _ => Err(bad(t, "makes the model larger than any computer")),
+    })
+}
+
+impl PlanModel {
+    pub fn from_header(header: &ModelHeader) -> Facts<PlanModel> {
+        let reader = Reader::new(header)?;
+        let count = reader.trunk_layers()?;
+        let embedding_tensor = reader.need("token_embd.weight")?;
+        let embedding = reader.table(embedding_tensor)?;
+        let ngram = reader.ngram()?;
+        let layers = (0..count).map(|l| reader.layer(l, ngram.as_ref())).collect::<Facts<Vec<_>>>()?;
+        let (head, tied_head) = reader.head()?;
+        let (width, streams) = (reader.width()?, reader.streams()?);
+        let vocab = u32::try_from(embedding.rows).map_err(|_| bad(embedding_tensor, "has too many rows"))?;
+        let head_work_floats = if streams > 1 {
+            2 * u64::from(width) * u64::from(streams) + u64::from(reader.or("hyper_connection.low_rank", 0)?) + u64::from(width)
+        } else {
+            2 * u64::from(width)
+        };
+        let mut model = PlanModel {
+            name: header.text("general.name").unwrap_or(&reader.arch).to_string(),
+            arch: reader.arch.clone(),
+            width,
+            streams,
+            vocab,
+            trained_context: reader.u32("context_length")?,
+            layers,
+            head,
+            tied_head,
+            head_work_floats,
+            embedding,
+            ngram,
+            draft: None,
+            vision: None,
+            file_bytes: file_bytes(header)?,
+        };
+        if reader.blocks.contains_key(&count) && reader.or("nextn_predict_layers", 0)? > 0 {
+            model.draft = Some(draft_facts(&reader, count)?);
+        }
+        Ok(model)
+    }
+
+    /// Adds the draft block of a file of its own.
+    pub fn add_draft(&mut self, header: &ModelHeader) -> Facts<()> {
+        let reader = Reader::new(header)?;
+        let fail = |problem: String| Err(ModelFactsError::Companion { file: "the draft file", problem });
+        if reader.arch != self.arch {
+            return fail(format!("its architecture is {}, the model's is {}", reader.arch, self.arch));
+        }
+        if reader.width()? != self.width || reader.streams()? != self.streams {
+            return fail(format!(
+                "its width is {} x {}, the model's is {} x {}",
+                reader.streams()?,
+                reader.width()?,
+                self.streams,
+                self.width
+            ));
+        }
+        let block = reader.trunk_layers()?;
+        let mut draft = draft_facts(&reader, block)?;
+        if let Some(head) = header.tensor("output.weight") {
+            draft.head_bytes = align_up(tensor_bytes(head)?, ARENA_ALIGN_BYTES);
+        }
+        self.draft = Some(draft);
+        self.file_bytes += file_bytes(header)?;
+        Ok(())
+    }
+
+    /// Adds the vision encoder of an mmproj file.
+    pub fn add_vision(&mut self, header: &ModelHeader) -> Facts<()> {
+        if header.text("general.architecture") != Some("clip") {
+            return Err(ModelFactsError::Companion { file: "the vision file", problem: "its architecture is not 'clip'".into() });
+        }
+        let mut weights = DenseFacts::default();
+        for tensor in &header.tensors {
+            weights.add(tensor)?;
+        }
+        let width = u64::from(header.u32("clip.vision.embedding_length")?);
+        let inner = u64::from(header.u32("clip.vision.feed_forward_length")?);
+        let patches = u64::from(VISION_MERGED_TOKENS) * 4;
+        // Input and residual, q k v and the attention's output, then the inner layer: two widths and the larger of both.
+        let floats = patches * (2 * width + (4 * width).max(inner));
+        self.vision = Some(VisionFacts { weights, work_bytes: align_up(floats * 4, ARENA_ALIGN_BYTES) });
+        self.file_bytes += weights.bytes;
+        Ok(())
+    }
+
+    /// This model with the draft block and the vision encoder of another description.
+    pub fn with_companions(mut self, draft: Option<&ModelHeader>, vision: Option<&ModelHeader>) -> Facts<PlanModel> {
+        if let Some(header) = draft {
+            self.add_draft(header)?;
+        }
+        if let Some(header) = vision {
+            self.add_vision(header)?;
+        }
+        Ok(self)
+    }
+}
+
+/// The largest image is scaled down to this many tokens.
+const VISION_MERGED_TOKENS: u32 = 4096;
+
+fn draft_facts(reader: &Reader<'_>, block: u32) -> Facts<DraftFacts> {
+    let mut facts = reader.layer(block, None)?;
+    // The block joins embedding and hidden state before its layer, and has a mix of its own after it.
+    let joined = 2 * u64::from(reader.width()?) * u64::from(reader.streams()?);
+    facts.work_floats += joined;
+    Ok(DraftFacts { block: facts, head_bytes: 0 })
+}

@@ -1,0 +1,159 @@
+//! A model as the planner sees it: bytes and shapes by layer, nothing that needs the weights themselves.
+
+mod extract;
+mod header;
+mod work;
+
+pub use header::{MetaValue, ModelHeader, TensorRow};
+
+use serde::Serialize;
+use thiserror::Error;
+
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ModelFactsError {
+    #[error("metadata key '{key}' {problem}")]
+    Metadata { key: String, problem: String },
+    #[error("tensor '{tensor}' {problem}")]
+    Tensor { tensor: String, problem: String },
+    #[error("architecture '{arch}' is not known to the planner; known are {known}")]
+    Architecture { arch: String, known: String },
+    #[error("{file} does not belong to this model: {problem}")]
+    Companion { file: &'static str, problem: String },
+}
+
+/// Weights that always lie on the card of their layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct DenseFacts {
+    /// Every tensor rounded up to the arena alignment.
+    pub bytes: u64,
+    /// The largest tensor: it cannot be cut.
+    pub largest_bytes: u64,
+    pub params: u64,
+}
+
+/// The experts of a layer. A slab is one expert: gate, up and down together, each part aligned.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ExpertFacts {
+    pub count: u32,
+    pub used: u32,
+    pub slab_bytes: u64,
+    /// Weights of one expert.
+    pub params: u64,
+    /// `IQ3_S/IQ3_S/IQ4_NL`, for the report.
+    pub formats: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct IndexFacts {
+    pub dim: u32,
+    /// Tokens of a block.
+    pub ratio: u32,
+    /// Tokens that are attended at most, beside the open block.
+    pub budget: u32,
+}
+
+/// What a layer remembers of the tokens before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Mixer {
+    Attention { q_heads: u32, kv_heads: u32, head_dim: u32, index: Option<IndexFacts> },
+    Delta { value_heads: u32, key_dim: u32, value_dim: u32, conv: ConvFacts },
+}
+
+/// Inputs of a causal convolution that must be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct ConvFacts {
+    pub rows: u32,
+    pub channels: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LayerFacts {
+    pub dense: DenseFacts,
+    pub experts: Option<ExpertFacts>,
+    pub mixer: Mixer,
+    /// Convolution of the n-gram embedding, on its layer.
+    pub ngram_conv: Option<ConvFacts>,
+    /// Floats of one row that live at the same time while the layer runs, without the residual streams.
+    pub work_floats: u64,
+    /// The widest single buffer of these.
+    pub widest_floats: u64,
+}
+
+/// A table of rows that stays in the model files; the host reads single rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct TableFacts {
+    pub row_bytes: u64,
+    pub rows: u64,
+}
+
+impl TableFacts {
+    pub fn bytes(&self) -> u64 {
+        self.row_bytes.saturating_mul(self.rows)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct NgramFacts {
+    pub layer: u32,
+    pub table: TableFacts,
+    pub rows_per_token: u32,
+    /// Floats that arrive for each token.
+    pub floats_per_token: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DraftFacts {
+    pub block: LayerFacts,
+    /// Bytes of a head of its own; 0 where it uses the model's.
+    pub head_bytes: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct VisionFacts {
+    pub weights: DenseFacts,
+    /// Buffers for the largest image.
+    pub work_bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PlanModel {
+    pub name: String,
+    pub arch: String,
+    pub width: u32,
+    /// Residual streams: 1 for ordinary models.
+    pub streams: u32,
+    pub vocab: u32,
+    pub trained_context: u32,
+    pub layers: Vec<LayerFacts>,
+    /// Final norms and the output matrix, on the last stage.
+    pub head: DenseFacts,
+    /// The output matrix is a copy of the embedding.
+    pub tied_head: bool,
+    /// Floats of one row while the head runs, without streams and logits.
+    pub head_work_floats: u64,
+    pub embedding: TableFacts,
+    pub ngram: Option<NgramFacts>,
+    pub draft: Option<DraftFacts>,
+    pub vision: Option<VisionFacts>,
+    /// All tensors as they lie in the files.
+    pub file_bytes: u64,
+}
+
+impl PlanModel {
+    pub fn experts_bytes(&self) -> u64 {
+        self.layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| e.slab_bytes * u64::from(e.count)).sum()
+    }
+
+    pub fn experts_count(&self) -> u64 {
+        self.layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).sum()
+    }
+
+    pub fn dense_bytes(&self) -> u64 {
+        self.layers.iter().map(|l| l.dense.bytes).sum::<u64>() + self.head.bytes
+    }
+
+    /// Floats of the residual streams of a row.
+    pub fn stream_floats(&self) -> u64 {
+        u64::from(self.streams) * u64::from(self.width)
+    }
+}

@@ -1,0 +1,428 @@
+//! What a range of layers takes on a card, and how long it runs there. One function of the shapes for the search, the
+//! rows and the refusals, so that they cannot disagree.
+
+use super::consumer::{Arena, Consumer, Lifetime};
+use super::context::{Context, kv_cell_bytes};
+use super::limits::LayerRange;
+use super::model::{LayerFacts, Mixer};
+use super::rules;
+use crate::program::{ARENA_ALIGN_BYTES, Row as WindowRow, align_up};
+
+/// Bytes by consumer, and the largest piece that cannot be cut.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StageBytes {
+    by: [u64; Consumer::COUNT],
+    pub largest_piece: u64,
+    /// Sums by lifetime: always, prompt, decode.
+    sums: [u64; 3],
+}
+
+impl StageBytes {
+    fn new() -> StageBytes {
+        StageBytes { by: [0; Consumer::COUNT], largest_piece: 0, sums: [0; 3] }
+    }
+
+    pub fn get(&self, consumer: Consumer) -> u64 {
+        self.by[consumer.index()]
+    }
+
+    fn add(&mut self, consumer: Consumer, bytes: u64, piece: u64) {
+        let bytes = align_up(bytes, ARENA_ALIGN_BYTES);
+        self.by[consumer.index()] += bytes;
+        self.sums[sum_index(consumer)] += bytes;
+        self.largest_piece = self.largest_piece.max(piece);
+    }
+
+    fn clear(&mut self, consumer: Consumer) {
+        self.sums[sum_index(consumer)] -= std::mem::take(&mut self.by[consumer.index()]);
+    }
+
+    /// Bytes on the card: what always lives, and the larger of the prompt's and the decode's buffers.
+    pub fn packed(&self) -> u64 {
+        let [always, prompt, decode] = self.sums;
+        always + prompt.max(decode)
+    }
+
+    pub fn arena(&self, arena: Arena) -> u64 {
+        let of = |lifetime| -> u64 {
+            let held = Consumer::ALL.iter().filter(|c| c.arena() == arena && c.lifetime() == lifetime);
+            held.map(|c| self.get(*c)).sum()
+        };
+        of(Lifetime::Always) + of(Lifetime::Prompt).max(of(Lifetime::Decode))
+    }
+}
+
+/// Nothing on a card lives for loading only.
+fn sum_index(consumer: Consumer) -> usize {
+    match consumer.lifetime() {
+        Lifetime::Always | Lifetime::Load => 0,
+        Lifetime::Prompt => 1,
+        Lifetime::Decode => 2,
+    }
+}
+
+/// A range on a card with its elastic part sized.
+#[derive(Debug, Clone)]
+pub struct StageOption {
+    pub bytes: StageBytes,
+    /// Experts of each layer that are on the card.
+    pub held: Vec<u32>,
+    pub held_bytes: u64,
+    pub all_held: bool,
+    /// Bytes missing; 0 where it fits.
+    pub short_bytes: u64,
+    /// Free bytes above the floor.
+    pub headroom: u64,
+    pub times: StageTimes,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StageTimes {
+    /// One decode window.
+    pub decode_s: f64,
+    /// One prompt chunk; experts from RAM at the rate that holds for one context, and for several.
+    pub prompt_s: [f64; 2],
+}
+
+/// How fast experts come from RAM in a prompt: some of it is pinned.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PinnedShare(pub [f64; 2]);
+
+pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, pinned: PinnedShare) -> StageOption {
+    let facts = &ctx.cards[card];
+    let mut bytes = fixed_bytes(ctx, card, range, chunk);
+    let built = measured(ctx, range);
+    if let Some(arenas) = built {
+        apply_measured(&mut bytes, ctx, range, arenas);
+    }
+    let inside = built.is_some_and(|a| a.experts_inside);
+    let room = facts.capacity.saturating_sub(facts.floor);
+    let fixed = bytes.packed();
+    let mut held = vec![0; range.len() as usize];
+    let mut short_bytes = fixed.saturating_sub(room);
+    let mut all_held = !has_experts(ctx, range);
+    if facts.in_place {
+        take_all(ctx, range, &mut held);
+        all_held = true;
+    } else if !all_held && !inside {
+        let ring = ring_bytes(ctx, range);
+        let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
+        all_held = size_slots(ctx, range, left, &mut held);
+        if !all_held {
+            bytes.add(Consumer::StagingRing, ring, largest_slab(ctx, range));
+            short_bytes = (fixed + ring).saturating_sub(room);
+            all_held = size_slots(ctx, range, left.saturating_sub(ring), &mut held);
+        }
+    } else if !all_held {
+        take_all(ctx, range, &mut held);
+        all_held = true;
+    }
+    let held_bytes = held_bytes(ctx, range, &held);
+    if held_bytes > 0 && !facts.in_place && !inside {
+        let slab = largest_slab(ctx, range);
+        bytes.add(Consumer::ExpertSlots, held_bytes, slab);
+    }
+    short_bytes = short_bytes.max(bytes.largest_piece.saturating_sub(facts.max_piece));
+    let headroom = room.saturating_sub(bytes.packed());
+    let times = stage_times(ctx, card, range, chunk, &held, pinned);
+    StageOption { bytes, held, held_bytes, all_held, short_bytes, headroom, times }
+}
+
+/// The arenas of the built stage with this range, if it has been built.
+fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::StageArenas> {
+    let at = ctx.limits.layer_split.as_ref()?.iter().position(|r| *r == range)?;
+    ctx.limits.stage_arenas.as_ref()?.get(at).copied()
+}
+
+/// Replaces the estimates by the arenas of the built stage.
+fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, arenas: super::limits::StageArenas) {
+    for consumer in Consumer::ALL {
+        if matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work) {
+            bytes.clear(*consumer);
+        }
+    }
+    let largest = ctx.model.layers[range.indices()].iter().map(|l| l.dense.largest_bytes).max().unwrap_or(0);
+    bytes.largest_piece = 0;
+    bytes.add(Consumer::MeasuredWeights, arenas.weights_bytes, largest);
+    bytes.add(Consumer::MeasuredState, arenas.state_bytes, 0);
+    bytes.add(Consumer::MeasuredWork, arenas.work_bytes, 0);
+}
+
+fn has_experts(ctx: &Context<'_>, range: LayerRange) -> bool {
+    ctx.model.layers[range.indices()].iter().any(|l| l.experts.is_some())
+}
+
+fn take_all(ctx: &Context<'_>, range: LayerRange, held: &mut [u32]) {
+    for (held, layer) in held.iter_mut().zip(&ctx.model.layers[range.indices()]) {
+        *held = layer.experts.as_ref().map_or(0, |e| e.count);
+    }
+}
+
+pub fn held_bytes(ctx: &Context<'_>, range: LayerRange, held: &[u32]) -> u64 {
+    let layers = ctx.model.layers[range.indices()].iter();
+    layers.zip(held).map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum()
+}
+
+fn largest_slab(ctx: &Context<'_>, range: LayerRange) -> u64 {
+    ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(0)
+}
+
+/// Experts that a ring holds: no more than a layer has.
+pub fn ring_slabs(layers: &[LayerFacts]) -> u64 {
+    let most = layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).max().unwrap_or(0);
+    most.min(rules::RING_SLABS)
+}
+
+fn ring_bytes(ctx: &Context<'_>, range: LayerRange) -> u64 {
+    largest_slab(ctx, range) * ring_slabs(&ctx.model.layers[range.indices()])
+}
+
+/// The part of the user's wish that falls to a range: parts of all ranges add up to the wish.
+fn wish_of(ctx: &Context<'_>, range: LayerRange) -> u64 {
+    let layers = ctx.layers() as u64;
+    let upto = |layer: u32| u64::from(ctx.limits.expert_slots.unwrap_or(u32::MAX)) * u64::from(layer) / layers;
+    if ctx.limits.expert_slots.is_none() { u64::MAX } else { upto(range.end) - upto(range.start) }
+}
+
+/// Fills `held`: as many experts as the room allows, the same number in every layer, the remainder to the smallest slabs.
+/// Says whether all experts of the range found a place.
+fn size_slots(ctx: &Context<'_>, range: LayerRange, room: u64, held: &mut [u32]) -> bool {
+    let mut left = room;
+    let mut wish = wish_of(ctx, range);
+    let start = range.start as usize;
+    held.fill(0);
+    let experts = |l: usize| ctx.model.layers[l].experts.as_ref();
+    // Rounds: while every open layer can take the same number more, give it to all of them at once.
+    loop {
+        let open = range.indices().filter(|&l| experts(l).is_some_and(|e| held[l - start] < e.count));
+        let (mut per_round, mut layers, mut most) = (0u64, 0u64, u64::MAX);
+        for l in open {
+            if let Some(e) = experts(l) {
+                per_round += e.slab_bytes;
+                layers += 1;
+                most = most.min(u64::from(e.count - held[l - start]));
+            }
+        }
+        if layers == 0 {
+            return true;
+        }
+        let rounds = (left / per_round.max(1)).min(most).min(wish / layers);
+        if rounds == 0 {
+            break;
+        }
+        left -= rounds * per_round;
+        wish -= rounds * layers;
+        for l in range.indices() {
+            if experts(l).is_some_and(|e| held[l - start] < e.count) {
+                held[l - start] += rounds as u32;
+            }
+        }
+    }
+    for &l in ctx.by_slab.iter().filter(|&&l| range.indices().contains(&l)) {
+        if let Some(e) = experts(l).filter(|e| held[l - start] < e.count && e.slab_bytes <= left && wish > 0) {
+            held[l - start] += 1;
+            left -= e.slab_bytes;
+            wish -= 1;
+        }
+    }
+    range.indices().all(|l| experts(l).is_none_or(|e| held[l - start] == e.count))
+}
+
+/// All rows of a stage but the elastic ones.
+fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) -> StageBytes {
+    let mut bytes = StageBytes::new();
+    let facts = &ctx.cards[card];
+    bytes.add(Consumer::DriverContext, facts.driver.context, 0);
+    bytes.add(Consumer::ModuleCode, facts.driver.modules, 0);
+    bytes.add(Consumer::LibraryWorkspace, facts.driver.library, 0);
+    bytes.add(Consumer::Graphs, facts.driver.graphs, 0);
+    let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
+    for layer in &ctx.model.layers[range.indices()] {
+        bytes.add(Consumer::DenseWeights, layer.dense.bytes, layer.dense.largest_bytes);
+        if let Some(experts) = layer.experts.as_ref().filter(|_| facts.in_place) {
+            bytes.add(Consumer::ExpertsInPlace, experts.slab_bytes * u64::from(experts.count), experts.slab_bytes);
+        }
+        add_state(ctx, layer, &mut bytes, false);
+    }
+    if last {
+        bytes.add(Consumer::Head, ctx.model.head.bytes, ctx.model.head.largest_bytes);
+    }
+    if let Some(draft) = ctx.model.draft.as_ref().filter(|_| last && ctx.limits.draft) {
+        let dense = draft.block.dense.bytes + draft.head_bytes;
+        bytes.add(Consumer::DraftWeights, dense, draft.block.dense.largest_bytes.max(draft.head_bytes));
+        if let Some(e) = &draft.block.experts {
+            bytes.add(Consumer::DraftExperts, e.slab_bytes * u64::from(e.count), e.slab_bytes);
+        }
+        add_state(ctx, &draft.block, &mut bytes, true);
+    }
+    add_work(ctx, range, chunk, first, last, &mut bytes);
+    if let Some(vision) = ctx.model.vision.as_ref().filter(|_| first && ctx.limits.vision) {
+        bytes.add(Consumer::VisionWeights, vision.weights.bytes, vision.weights.largest_bytes);
+        bytes.add(Consumer::VisionWork, vision.work_bytes, vision.work_bytes / 2);
+    }
+    bytes
+}
+
+/// Sequence state of a layer, every piece as the state arena lays it out.
+fn add_state(ctx: &Context<'_>, layer: &LayerFacts, bytes: &mut StageBytes, draft: bool) {
+    let slots = u64::from(ctx.limits.slots);
+    let mut add = |consumer: Consumer, one: u64| {
+        let all = align_up(one, ARENA_ALIGN_BYTES) * slots;
+        bytes.add(consumer, all, all);
+    };
+    let versions = u64::from(ctx.limits.window_rows());
+    match layer.mixer {
+        Mixer::Attention { kv_heads, head_dim, index, .. } => {
+            let cell = kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim);
+            let cells = if draft { ctx.cells } else { ctx.resident_cells };
+            add(if draft { Consumer::DraftKv } else { Consumer::KvCache }, cells * cell);
+            if let Some(i) = index.filter(|_| !draft) {
+                add(Consumer::IndexKeys, index_bytes(ctx.cells, i.dim, i.ratio));
+            }
+        }
+        Mixer::Delta { value_heads, key_dim, value_dim, conv } => {
+            add(Consumer::RecurrentState, versions * delta_bytes(value_heads, key_dim, value_dim));
+            add(Consumer::ConvHistory, (u64::from(conv.rows) + versions - 1) * u64::from(conv.channels) * 4);
+        }
+    }
+    if let Some(conv) = layer.ngram_conv {
+        add(Consumer::ConvHistory, (u64::from(conv.rows) + versions - 1) * u64::from(conv.channels) * 4);
+    }
+}
+
+/// Raw keys and pooled keys of blocks, f32.
+pub fn index_bytes(cells: u64, dim: u32, ratio: u32) -> u64 {
+    (cells + cells / u64::from(ratio.max(1))) * u64::from(dim) * 4
+}
+
+pub fn delta_bytes(value_heads: u32, key_dim: u32, value_dim: u32) -> u64 {
+    u64::from(value_heads) * u64::from(key_dim) * u64::from(value_dim) * 4
+}
+
+/// Floats of a row that live at the same time on this stage.
+pub fn work_floats(ctx: &Context<'_>, range: LayerRange) -> (u64, u64) {
+    let layers = &ctx.model.layers[range.indices()];
+    let mut alive = layers.iter().map(|l| l.work_floats).max().unwrap_or(0);
+    let mut widest = layers.iter().map(|l| l.widest_floats).max().unwrap_or(0);
+    if range.start == 0 {
+        alive += u64::from(ctx.model.width);
+    }
+    if let Some(ngram) = ctx.model.ngram.as_ref().filter(|n| range.indices().contains(&(n.layer as usize))) {
+        alive += u64::from(ngram.floats_per_token);
+    }
+    if let Some(draft) = ctx.model.draft.as_ref().filter(|_| ctx.limits.draft && range.end as usize == ctx.layers()) {
+        alive = alive.max(draft.block.work_floats);
+        widest = widest.max(draft.block.widest_floats);
+    }
+    (alive + ctx.model.stream_floats(), widest.max(ctx.model.stream_floats()))
+}
+
+fn add_work(ctx: &Context<'_>, range: LayerRange, chunk: u32, first: bool, last: bool, bytes: &mut StageBytes) {
+    let (alive, widest) = work_floats(ctx, range);
+    let row = std::mem::size_of::<WindowRow>() as u64;
+    let out = |rows: u64| if last { rows * (u64::from(ctx.model.vocab) + ctx.model.head_work_floats) * 4 } else { 0 };
+    let (prompt, decode) = (ctx.chunk_rows(chunk), u64::from(ctx.limits.decode_rows()));
+    bytes.add(Consumer::PromptWork, prompt * (alive * 4 + row) + out(ctx.limits.slots.into()), prompt * widest * 4);
+    bytes.add(Consumer::DecodeWork, decode * (alive * 4 + row) + out(decode), decode * widest.max(ctx.model.vocab.into()) * 4);
+    if !(first && last) {
+        let one = prompt.max(decode) * ctx.model.stream_floats() * 4;
+        bytes.add(Consumer::HandOff, 2 * one, one);
+    }
+    let mut widest_window = 0;
+    for layer in &ctx.model.layers[range.indices()] {
+        if let Mixer::Attention { kv_heads, head_dim, index, .. } = layer.mixer {
+            widest_window = widest_window.max(kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim));
+            if let Some(i) = index {
+                let scores = rules::SCORE_ROWS.min(prompt) * (ctx.cells / u64::from(i.ratio.max(1))) * 4;
+                let held = bytes.get(Consumer::SelectionScores);
+                bytes.add(Consumer::SelectionScores, align_up(scores, ARENA_ALIGN_BYTES).saturating_sub(held), scores);
+            }
+        }
+    }
+    if ctx.resident_cells < ctx.cells && widest_window > 0 {
+        bytes.add(Consumer::KvWindow, widest_window * ctx.cells, widest_window * ctx.cells);
+    }
+}
+
+/// Time of one decode window and one prompt chunk on a stage.
+fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, held: &[u32], pinned: PinnedShare) -> StageTimes {
+    let rates = &ctx.cards[card].rates;
+    let host = &ctx.host_rates;
+    let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
+    let memory = rates.memory_gbs * 1e9;
+    // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
+    let missed = (host.cpu_weights_gbs.max(rates.bus_gbs) * 1e9).min(memory);
+    let bus = rates.bus_gbs * 1e9;
+    let calls = f64::from(ctx.limits.decode_rows()).powf(0.75);
+    let rows = f64::from(ctx.limits.workload.prompt_tokens.min(chunk));
+    let depth = f64::from(ctx.limits.workload.prompt_tokens);
+    let (mut decode, mut macs, mut dense, mut streamed) = (0.0, 0.0, 0.0, 0.0);
+    // Layers mostly have the same numbers of experts.
+    let mut last_touched = ((0, 0), 0.0);
+    for (layer, &held) in ctx.model.layers[range.indices()].iter().zip(held) {
+        decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
+        dense += layer.dense.bytes as f64;
+        macs += layer.dense.params as f64 * (1.0 + DENSE_HALF_ROWS / rows.max(1.0));
+        if let Some(e) = &layer.experts {
+            let hit = ctx.hit(e.count, held);
+            let read = (f64::from(e.used) * calls).min(f64::from(e.count)) * e.slab_bytes as f64;
+            decode += read * (hit / memory + (1.0 - hit) / missed);
+            // Few rows an expert fill a matrix kernel badly.
+            let rows_each = rows * f64::from(e.used) / f64::from(e.count);
+            macs += f64::from(e.used) * e.params as f64 * (1.0 + EXPERT_HALF_ROWS / rows_each.max(1.0));
+            if last_touched.0 != (e.used, e.count) {
+                let share = 1.0 - (-rows * f64::from(e.used) / f64::from(e.count)).exp();
+                last_touched = ((e.used, e.count), share);
+            }
+            streamed += f64::from(e.count - held) * last_touched.1 * e.slab_bytes as f64;
+        }
+    }
+    if last {
+        decode += ctx.model.head.bytes as f64 / memory + draft_time(ctx, rates.layer_overhead_s, memory);
+    }
+    let transfer = if first { 0.0 } else { ctx.model.stream_floats() as f64 * 4.0 / bus };
+    let latency = if first { 0.0 } else { rules::HAND_OFF_LATENCY_S };
+    decode += transfer * f64::from(ctx.limits.decode_rows()) + latency;
+    let compute = 2.0 * macs * rows / (rates.tflops * 1e12);
+    let fixed = dense / memory + rates.layer_overhead_s * f64::from(range.len()) + transfer * rows + latency;
+    let prompt_s = pinned.0.map(|share| {
+        let stream_s = streamed * (share / bus + (1.0 - share) / (bus * PAGEABLE_RATE));
+        fixed + compute.max(stream_s)
+    });
+    StageTimes { decode_s: decode, prompt_s }
+}
+
+/// Rows at which a matrix kernel reaches half of its rate.
+const DENSE_HALF_ROWS: f64 = 128.0;
+const EXPERT_HALF_ROWS: f64 = 16.0;
+
+/// Copies from memory that is not pinned go through a bounce buffer.
+const PAGEABLE_RATE: f64 = 0.5;
+
+fn draft_time(ctx: &Context<'_>, overhead_s: f64, memory: f64) -> f64 {
+    let Some(draft) = ctx.model.draft.as_ref().filter(|_| ctx.limits.draft) else { return 0.0 };
+    let experts = draft.block.experts.as_ref().map_or(0.0, |e| f64::from(e.used) * e.slab_bytes as f64);
+    let head = if draft.head_bytes > 0 { draft.head_bytes } else { ctx.model.head.bytes };
+    let step = overhead_s + (draft.block.dense.bytes as f64 + experts + head as f64) / memory;
+    step * f64::from(ctx.limits.draft_window)
+}
+
+/// Bytes of state that one window reads at a depth of `depth` tokens.
+fn state_read(ctx: &Context<'_>, layer: &LayerFacts, depth: f64) -> f64 {
+    match layer.mixer {
+        Mixer::Attention { kv_heads, head_dim, index, .. } => {
+            let cell = kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim) as f64;
+            match index {
+                Some(i) => depth.min(f64::from(i.budget)) * cell + depth / f64::from(i.ratio.max(1)) * f64::from(i.dim) * 4.0,
+                None => depth * cell,
+            }
+        }
+        Mixer::Delta { value_heads, key_dim, value_dim, .. } => 2.0 * delta_bytes(value_heads, key_dim, value_dim) as f64,
+    }
+}
+
+/// Tokens that a decode window yields on average for one sequence.
+pub fn window_yield(ctx: &Context<'_>) -> f64 {
+    let drafted = if ctx.limits.draft { ctx.limits.draft_window } else { 0 };
+    (0..=drafted).map(|i| rules::DRAFT_ACCEPTANCE.powi(i as i32)).sum()
+}

@@ -1,0 +1,102 @@
+//! Every error says what, where and what to do, in one line, and has its exit code.
+
+use crate::rig::{fixture, path, strata, strata_with_input};
+
+#[test]
+fn files_that_are_not_models() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let file = dir.path().join(name);
+        std::fs::write(&file, bytes).unwrap();
+        file
+    };
+    let whole = std::fs::read(fixture("tiny-random-BF16.gguf")).unwrap();
+    let cases = [
+        (dir.path().join("missing.gguf"), "missing.gguf"),
+        (dir.path().to_owned(), "folder"),
+        (file("text.gguf", b"This is a text, not a model."), "not a GGUF file"),
+        (file("empty.gguf", b""), "empty.gguf"),
+        (file("header.gguf", &whole[..1000]), "cut short"),
+        (file("data.gguf", &whole[..whole.len() / 2]), "cut short"),
+    ];
+    for (file, word) in &cases {
+        for verb in ["run", "bench"] {
+            let ran = strata(&[&[verb, "-m", path(file)][..], if verb == "run" { &["x"][..] } else { &[] }].concat());
+            assert_eq!(ran.err.lines().count(), 1, "{}", ran.err);
+            ran.fails(1, &["error: ", word]);
+        }
+        strata(&["inspect", path(file)]).fails(1, &["error: ", word]);
+    }
+}
+
+#[test]
+fn a_missing_shard_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = dir.path().join("alone-00001-of-00002.gguf");
+    std::fs::copy(fixture("tiny-flash-next-IQ2_XS-00001-of-00002.gguf"), &first).unwrap();
+    strata(&["run", "-m", path(&first), "x"]).fails(1, &["shard 2 of 2", "missing"]);
+    let second = fixture("tiny-flash-next-IQ2_XS-00002-of-00002.gguf");
+    strata(&["inspect", path(&second)]).fails(1, &["first shard"]);
+}
+
+#[test]
+fn wrong_arguments() {
+    let cases: &[(&[&str], &str)] = &[
+        (&[], "Usage"),
+        (&["sing"], "sing"),
+        (&["run", "--nonsense", "x"], "--nonsense"),
+        (&["run", "--temp", "warm", "x"], "warm"),
+        (&["run", "--temp", "-1", "x"], "below 0"),
+        (&["run", "--top-p", "0", "x"], "above 0"),
+        (&["run", "--min-p", "2", "x"], "between 0 and 1"),
+        (&["run", "-t", "0", "x"], "--threads"),
+        (&["run", "-n", "-2", "x"], "--predict"),
+        (&["run", "--kv", "q1", "x"], "possible values"),
+        (&["run", "--stop", "", "x"], "--reverse-prompt"),
+        (&["run", "-p", "x", "y"], "cannot be used with"),
+        (&["run", "--raw", "--system", "s", "x"], "--raw"),
+        (&["run", ""], "empty"),
+        (&["bench", "-p", "0", "-n", "0"], "nothing to measure"),
+        (&["bench", "-p", "many"], "many"),
+        (&["tokenize", "--ids", "1,x"], "\"x\""),
+        (&["tokenize", "--ids", "999999"], "999999"),
+        (&["completions", "cobol"], "possible values"),
+        (&["inspect"], "FILE"),
+    ];
+    for (args, word) in cases {
+        let code = if *args == ["tokenize", "--ids", "999999"] { 1 } else { 2 };
+        strata(args).fails(code, &[word]);
+    }
+}
+
+#[test]
+fn a_context_too_small_for_the_prompt() {
+    strata(&["run", "-c", "8", "What is the capital of France?"]).fails(2, &["19 tokens", "holds 8", "--ctx-size"]);
+}
+
+#[test]
+fn a_context_too_large_for_the_machine_is_refused_before_loading() {
+    let ran = strata(&["run", "-c", "4000000000", "x"]);
+    if cfg!(target_os = "linux") {
+        ran.fails(3, &["GiB", "--ctx-size", "Nothing was loaded"]);
+    }
+}
+
+#[test]
+fn standard_input_must_be_text() {
+    use std::io::Write;
+    let mut child = crate::rig::command(&["run"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"\xff\xfe\x00").unwrap();
+    let ran: crate::rig::Ran = child.wait_with_output().unwrap().into();
+    ran.fails(1, &["UTF-8"]);
+    strata_with_input(&["run"], "").fails(2, &["empty"]);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_output_that_cannot_be_written() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ran = crate::rig::command(&["tokenize", "Hello"]).stdout(full).output().unwrap();
+    crate::rig::Ran::from(ran).fails(1, &["standard output"]);
+    strata(&["logits", "--tokens", "1,2", "-o", "/dev/full"]).fails(1, &["cannot write", "/dev/full"]);
+}

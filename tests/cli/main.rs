@@ -1,0 +1,9 @@
+//! The built program from outside: what users type, what they get, and how it ends.
+
+mod chat;
+mod data;
+mod errors;
+mod logits;
+mod models;
+mod rig;
+mod run;
