@@ -13,8 +13,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{OpenModel, Stopping};
 use super::output::note;
-use super::run::USUAL_CONTEXT_TOKENS;
-use super::text::{open_template, open_tokenizer};
+use super::text::{Chat, open_tokenizer};
 use crate::engine::service::{OpenEngine, Service, ServiceOptions, State};
 use crate::engine::{Engine, OpenOptions};
 use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
@@ -89,7 +88,7 @@ struct NetworkArgs {
 #[command(next_help_heading = "Serving")]
 struct SlotArgs {
     /// Tokens that one conversation can hold; 0 is what the model was trained for
-    /// [default: 4096, never more than the model was trained for]
+    /// [default: 8192, never more than the model was trained for]
     #[arg(short, long, value_name = "N")]
     ctx_size: Option<u32>,
     /// Conversations at once; each has a context of its own
@@ -112,6 +111,9 @@ struct SlotArgs {
     no_think: bool,
 }
 
+/// As in a chat; agents want more.
+const USUAL_CONTEXT_TOKENS: u32 = 8192;
+
 pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     let keys = read_keys(&args.network)?;
     if !args.network.host.is_loopback() && keys.is_empty() && !args.network.insecure_listen {
@@ -122,7 +124,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     }
     let opened = Arc::new(OpenModel::open(&args.model)?);
     let tokenizer = Arc::new(open_tokenizer(&opened.files)?);
-    let template = open_template(&opened.files, &tokenizer)?;
+    let (template, stops) = Chat::open(&opened.files, &tokenizer)?.into_parts();
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.service.ctx_size, 0, USUAL_CONTEXT_TOKENS);
     let facts = ModelFacts {
@@ -132,7 +134,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         trained_context: opened.model.dims().context as usize,
         vocab: tokenizer.vocab_len(),
     };
-    let options = options(args, &facts, keys);
+    let options = options(args, &facts, keys, stops);
     let service_options = ServiceOptions {
         queue: args.service.queue as usize,
         checkpoints: args.service.checkpoints as usize,
@@ -160,7 +162,7 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
         let status = server.app().service.status();
         if status.restarts > restarts {
             restarts = status.restarts;
-            note(format!("error: the engine failed and is opened again: {}", status.last_failure.unwrap_or_default()));
+            note(format!("error: the engine failed and is opened again: {}", status.last_failure.as_deref().unwrap_or_default()));
         }
         if status.is_stalled(STALL) != stalled {
             stalled = !stalled;
@@ -180,7 +182,7 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     }
     note("stopping");
     server.stop();
-    Err(CliError::Interrupted)
+    Err(CliError::Interrupted { told: true })
 }
 
 fn engine_options(args: &ServeArgs, context: u32) -> OpenOptions {
@@ -228,7 +230,7 @@ fn file_name(path: &str) -> String {
     path.rsplit(['/', '\\']).next().unwrap_or(path).to_owned()
 }
 
-fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>) -> ServerOptions {
+fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>, stops: Vec<String>) -> ServerOptions {
     let network = &args.network;
     let stem = facts.file.strip_suffix(".gguf").unwrap_or(&facts.file).replace(' ', "-");
     let name = args.service.served_model_name.clone().unwrap_or(stem);
@@ -266,7 +268,7 @@ fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>) -> ServerOpt
         request_timeout: network.request_timeout.map(Duration::from_secs),
         sampling: args.sampling.params(),
         max_tokens: args.sampling.max_tokens(),
-        stop: args.sampling.reverse_prompt.clone(),
+        stop: args.sampling.reverse_prompt.iter().cloned().chain(stops).collect(),
         ignore_eos: args.sampling.ignore_eos,
         thinking,
         web: !network.no_web,
