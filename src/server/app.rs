@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::Request as HttpRequest;
-use axum::http::header;
+use futures_util::StreamExt;
 use serde_json::Value as Json;
 use tokio::sync::Semaphore;
 
@@ -108,6 +108,9 @@ pub struct App {
 /// Longest wait for the rest of a request's body.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Of a body that is too large, so much more is read before the connection is cut.
+const DRAINED_BYTES: usize = 16 << 20;
+
 impl App {
     pub fn new(
         service: Service,
@@ -157,17 +160,12 @@ impl App {
             let message = format!("the request is larger than {limit} bytes, the most this server takes (--max-body-mib)");
             ApiError::new(Kind::TooLarge, message)
         };
-        let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        if announced.is_some_and(|bytes: usize| bytes > limit) {
-            return Err(too_large());
-        }
-        let body: Body = request.into_body();
-        let read = tokio::time::timeout(BODY_TIMEOUT, axum::body::to_bytes(body, limit)).await;
+        let read = tokio::time::timeout(BODY_TIMEOUT, read_limited(request.into_body(), limit)).await;
         let bytes = match read {
             Err(_) => return Err(ApiError::new(Kind::TooSlow, "the body of the request did not arrive in time")),
-            Ok(Err(error)) if is_limit(&error) => return Err(too_large()),
             Ok(Err(_)) => return Err(ApiError::new(Kind::Invalid, "the body of the request broke off")),
-            Ok(Ok(bytes)) => bytes,
+            Ok(Ok(None)) => return Err(too_large()),
+            Ok(Ok(Some(bytes))) => bytes,
         };
         if bytes.is_empty() {
             return Err(ApiError::new(Kind::Invalid, "the request has no body; send a JSON object"));
@@ -177,13 +175,23 @@ impl App {
     }
 }
 
-fn is_limit(error: &axum::Error) -> bool {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        if error.to_string().contains("length limit exceeded") {
-            return true;
+/// `None` if there is more than `limit`. Most of what is too much is read nevertheless: a client that is still writing
+/// would not read what is wrong.
+async fn read_limited(body: Body, limit: usize) -> Result<Option<Vec<u8>>, axum::Error> {
+    let mut stream = body.into_data_stream();
+    let mut bytes = Vec::new();
+    let mut total = 0usize;
+    while let Some(chunk) = stream.next().await {
+        let chunk = chunk?;
+        total = total.saturating_add(chunk.len());
+        if total > limit {
+            bytes = Vec::new();
+        } else {
+            bytes.extend_from_slice(&chunk);
         }
-        source = error.source();
+        if total > limit.saturating_mul(2).saturating_add(DRAINED_BYTES) {
+            break;
+        }
     }
-    false
+    Ok((total <= limit).then_some(bytes))
 }
