@@ -1,6 +1,6 @@
 //! Promise: two models as they are published, SmolLM2-135M-Instruct and Gemma 3 270M, open, are cut into tokens as llama.cpp
 //! cuts them, give nearly the same probabilities, and answer sensibly. They are too large to lie in the repository: `tests/run`
-//! puts them under `target/models`, and a test whose model is not there says so and counts as passed.
+//! puts them under `target/test-models`, and a test whose model is not there says so and counts as passed.
 
 mod common;
 
@@ -26,7 +26,7 @@ struct Downloaded {
 }
 
 fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/models").join(format!("{name}.gguf"))
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).with_file_name("test-models").join(format!("{name}.gguf"))
 }
 
 /// The model, or a line that it is missing.
@@ -34,7 +34,7 @@ fn open_if_there(name: &str, mode: Mode) -> Option<Downloaded> {
     let path = path(name);
     if !path.exists() {
         // Not `eprintln!`, which the test harness keeps to itself where a test passes.
-        let line = format!("\nSKIPPED: {name} is not under target/models; tests/run fetches it\n");
+        let line = format!("\nSKIPPED: {name} is not under target/test-models; tests/run fetches it\n");
         std::io::stderr().write_all(line.as_bytes()).expect("an open stderr");
         return None;
     }

@@ -22,8 +22,7 @@ const GEMMA3: &str = "gemma-3-270m-q4_k_m.gguf";
 #[test]
 fn smollm2_answers() {
     let Some(file) = model(SMOLLM2, "smollm2_answers") else { return };
-    let exact = ["run", "-m", &file, "--temp", "0", "-n", "8", "--reference", "What is the capital of France?"];
-    let ran = strata(&exact).ok();
+    let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "8", "What is the capital of France?"]).ok();
     assert!(ran.out.contains("Paris"), "{}", ran.out);
     let ran = strata(&["run", "-m", &file, "--temp", "0", "-n", "24", "What is the largest planet of the solar system?"]).ok();
     assert!(ran.out.contains("Jupiter"), "{}", ran.out);
@@ -62,7 +61,6 @@ fn smollm2_steps_and_chunks_agree_in_reference_mode() {
 }
 
 #[test]
-#[ignore = "a known defect: windows of up to 8 rows and larger ones differ by 0.03 in the fast mode"]
 fn smollm2_steps_and_chunks_agree_in_fast_mode() {
     let Some(file) = model(SMOLLM2, "smollm2_steps_and_chunks_agree_in_fast_mode") else { return };
     let error = steps_against_chunks(&file, &[]);

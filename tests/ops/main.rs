@@ -6,4 +6,3 @@ mod experts;
 mod recurrent;
 mod rig;
 mod rowwise;
-mod speed;
