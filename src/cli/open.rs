@@ -10,7 +10,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
-use crate::backend::cpu::{CpuOptions, Mode};
+use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, NoDrivers, default_lock_folder, open_planned, within_this_pc};
@@ -80,7 +80,8 @@ impl OpenModel {
     ) -> Result<Loaded, CliError> {
         let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
-        let mut cpu = CpuOptions::new(mode).with_threads(threads);
+        let rounding = if compute.activation_bits == "8" { Rounding::Bits8 } else { Rounding::Bits15 };
+        let mut cpu = CpuOptions { rounding, ..CpuOptions::new(mode).with_threads(threads) };
         if stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }

@@ -2,7 +2,7 @@
 """Records what llama.cpp says on a few prompts of the two models that tests/downloaded.rs uses when they are there.
 
   pip install numpy llama-cpp-python==0.3.36
-  python3 tests/tools/make_downloaded_references.py [--models target/models] [--out tests/fixtures/families]
+  python3 tests/tools/make_downloaded_references.py [--models target/test-models] [--out tests/fixtures/families]
 
 For each model MODEL.gguf: downloaded-MODEL.npz with, for each prompt i,
   p{i}_tokens   int32 [n]      the prompt, as llama.cpp cuts it

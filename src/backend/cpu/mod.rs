@@ -151,7 +151,7 @@ impl CpuBackend {
         let plural = if pool.threads() == 1 { "" } else { "s" };
         let arithmetic = match options.mode {
             Mode::Reference => "scalar reference".to_string(),
-            Mode::Fast => Level::new(options.simd).simd().to_string(),
+            Mode::Fast => format!("{}, {} activations", Level::new(options.simd).simd(), options.rounding.name()),
         };
         let facts = DeviceFacts {
             id: ID.into(),

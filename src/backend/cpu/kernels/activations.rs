@@ -14,6 +14,13 @@ pub enum Rounding {
 }
 
 impl Rounding {
+    pub fn name(self) -> &'static str {
+        match self {
+            Rounding::Bits8 => "8-bit",
+            Rounding::Bits15 => "15-bit",
+        }
+    }
+
     /// What `q` counts for in steps.
     pub(super) fn coarse(self) -> i32 {
         match self {
