@@ -1,7 +1,8 @@
 //! Strata: runs very large mixture-of-experts language models on ordinary PCs.
 //!
 //! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
-//! `cli → launch → engine, plan, probe → schedule, sample → state → program, model → backend → quant, gguf, tokenizer, units`.
+//! `cli → server, launch → engine, plan, probe → schedule, sample → state → program, model → backend → quant, gguf,
+//! tokenizer, units`.
 
 pub mod backend;
 pub mod cli;
@@ -15,6 +16,7 @@ pub mod program;
 pub mod quant;
 pub mod sample;
 pub mod schedule;
+pub mod server;
 pub mod state;
 pub mod tokenizer;
 pub mod units;

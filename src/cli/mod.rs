@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod report;
 mod run;
+mod serve;
 mod text;
 mod tokenize;
 mod tokens;
@@ -34,6 +35,7 @@ Examples:
   strata run -m model.gguf \"Tell me a story\" -n 200   to your own model
   strata chat -m model.gguf                           a conversation
   strata plan -m model.gguf                           what would lie where, and what would not fit
+  strata serve -m model.gguf                          for other programs and the browser
   strata inspect model.gguf                           what is in a file
   strata bench -m model.gguf                          how fast it runs here
 
@@ -60,6 +62,8 @@ enum Verb {
     Devices(devices::DevicesArgs),
     /// Write a model's metadata and tensor table, without data, for planning
     ModelSheet(model_sheet::ModelSheetArgs),
+    /// Serve a model over HTTP: the OpenAI and Anthropic APIs, and a page to chat on
+    Serve(serve::ServeArgs),
     /// Show what is in a model file
     Inspect(inspect::InspectArgs),
     /// Measure speed
@@ -80,6 +84,7 @@ impl Verb {
             Verb::Plan(args) => plan::plan(args),
             Verb::Devices(args) => devices::devices(args),
             Verb::ModelSheet(args) => model_sheet::model_sheet(args),
+            Verb::Serve(args) => serve::serve(args),
             Verb::Inspect(args) => inspect::inspect(args),
             Verb::Bench(args) => bench::bench(args),
             Verb::Tokenize(args) => tokenize::tokenize(args),

@@ -94,6 +94,12 @@ impl Chat {
         if self.dialogue { vec![DIALOGUE_STOP.to_owned()] } else { Vec::new() }
     }
 
+    /// The template, and the texts that end an answer.
+    pub fn into_parts(self) -> (ChatTemplate, Vec<String>) {
+        let stops = self.stops();
+        (self.template, stops)
+    }
+
     /// Whether thinking can be switched.
     pub fn can_think(&self) -> bool {
         self.template.can_think()

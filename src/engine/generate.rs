@@ -1,5 +1,6 @@
 //! From a prompt to text, one step at a time: the caller pulls, and decides between any two steps whether to go on.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use thiserror::Error;
 
 use super::{Engine, EngineError, Want};
 use crate::model::Dims;
-use crate::sample::{SampleError, Sampler, SamplingParams, StopMatcher};
+use crate::sample::{LogitMask, SampleError, Sampled, Sampler, SamplingParams, StopMatcher, TokenLogprob};
 use crate::state::Sequence;
 use crate::tokenizer::{ShowSpecial, TokenStream, Tokenizer, TokenizerError};
 use crate::units::TokenId;
@@ -153,6 +154,12 @@ pub struct Generation<'a> {
     pending: Option<TokenId>,
     finish: Option<Finish>,
     stats: GenerationStats,
+    /// What may be chosen at all, while it is switched on.
+    mask: Option<Box<dyn LogitMask>>,
+    mask_is_on: bool,
+    /// Tokens that are taken next instead of chosen ones.
+    forced: VecDeque<TokenId>,
+    sampled: Option<Sampled>,
 }
 
 impl<'a> Generation<'a> {
@@ -183,6 +190,10 @@ impl<'a> Generation<'a> {
             finish: None,
             stats: GenerationStats { prompt_tokens: prompt.len(), ..GenerationStats::default() },
             prompt,
+            mask: None,
+            mask_is_on: false,
+            forced: VecDeque::new(),
+            sampled: None,
         })
     }
 
@@ -196,6 +207,37 @@ impl<'a> Generation<'a> {
         let wanted = common.min(self.prompt.len().saturating_sub(1));
         self.stats.reused_tokens = engine.rollback(sequence, wanted)?;
         Ok(self.stats.reused_tokens)
+    }
+
+    /// Lets only those tokens be chosen that `mask` allows.
+    pub fn set_mask(&mut self, mask: Box<dyn LogitMask>) {
+        self.mask = Some(mask);
+        self.mask_is_on = true;
+    }
+
+    /// A mask that is off neither excludes tokens nor sees those that are chosen: a grammar for the answer must not
+    /// constrain the reasoning before it.
+    pub fn switch_mask(&mut self, on: bool) {
+        self.mask_is_on = on;
+    }
+
+    /// Takes `tokens` next, whatever the scores say. A mask does not see them.
+    pub fn force(&mut self, tokens: &[TokenId]) {
+        self.forced.extend(tokens);
+    }
+
+    pub fn is_forcing(&self) -> bool {
+        !self.forced.is_empty()
+    }
+
+    /// How the last token was drawn; `None` if it was forced.
+    pub fn sampled(&self) -> Option<Sampled> {
+        self.sampled
+    }
+
+    /// The likeliest tokens of the last draw, as many as the parameters ask for.
+    pub fn top_logprobs(&self) -> &[TokenLogprob] {
+        if self.sampled.is_some() { self.sampler.top_logprobs() } else { &[] }
     }
 
     /// The tokens chosen so far, with the one that ended the answer.
@@ -267,8 +309,7 @@ impl<'a> Generation<'a> {
             engine.feed(sequence, &[token], Want::Last, &mut |_, row| copy_row(logits, row))?;
             self.count_step(sequence.len());
         }
-        self.exclude_unusable();
-        let id = self.sampler.sample(&mut self.logits)?.token;
+        let id = self.choose()?;
         self.sampler.accept(id);
         self.generated.push(id);
         self.stats.generated_tokens = self.generated.len();
@@ -283,6 +324,24 @@ impl<'a> Generation<'a> {
             return Ok(Progress::End { finish, text: outcome.text });
         }
         Ok(Progress::Token { id, text: outcome.text })
+    }
+
+    fn choose(&mut self) -> Result<TokenId, GenerateError> {
+        self.sampled = None;
+        if let Some(id) = self.forced.pop_front() {
+            return Ok(id);
+        }
+        self.exclude_unusable();
+        let mut mask = self.mask.as_mut().filter(|_| self.mask_is_on);
+        if let Some(mask) = &mut mask {
+            mask.apply(&mut self.logits)?;
+        }
+        let sampled = self.sampler.sample(&mut self.logits)?;
+        if let Some(mask) = mask {
+            mask.accept(sampled.token)?;
+        }
+        self.sampled = Some(sampled);
+        Ok(sampled.token)
     }
 
     /// Tokens that must not be chosen: rows of the model beyond the vocabulary, and ends that the user does not want.

@@ -4,6 +4,7 @@ mod bandwidth;
 mod generate;
 mod load;
 mod process;
+pub mod service;
 mod tables;
 
 use std::ops::Range;

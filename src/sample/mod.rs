@@ -3,6 +3,7 @@
 //! Knows nothing of models or devices. Names and order are those people know from llama.cpp: bias, penalties, then
 //! top-k, typical-p, top-p, min-p, and temperature last. The same seed and the same logits give the same tokens.
 
+mod grammar;
 mod params;
 mod penalties;
 mod sampler;
@@ -13,6 +14,7 @@ use thiserror::Error;
 
 use crate::units::TokenId;
 
+pub use grammar::{Grammar, GrammarCompiler, GrammarMask, GrammarToken};
 pub use params::SamplingParams;
 pub use sampler::{Sampled, Sampler, TokenLogprob};
 pub use stop::{StopMatcher, StopOutcome};
@@ -32,4 +34,16 @@ pub enum SampleError {
     NothingLeft,
     #[error("a stop string is empty")]
     EmptyStop,
+    #[error("the grammar cannot be used: {detail}")]
+    BadGrammar { detail: String },
+    #[error("the grammar cannot be followed any further: {detail}")]
+    GrammarFailed { detail: String },
+}
+
+/// Decides before each draw which tokens may follow.
+pub trait LogitMask: Send {
+    /// Sets the logits of all other tokens to minus infinity.
+    fn apply(&mut self, logits: &mut [f32]) -> Result<(), SampleError>;
+    /// Notes the token that was chosen.
+    fn accept(&mut self, token: TokenId) -> Result<(), SampleError>;
 }

@@ -111,10 +111,11 @@ unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &R
                 while tile < tiles {
                     let a = scratch.tiles.as_ptr().add(tile * stretch.len());
                     let out = sums.add(tile * TILE);
-                    if tile + 1 < tiles {
-                        kernel::<U, 2>(a, stretch.len(), panel, panel_rows, groups, fine, out);
-                    } else {
-                        kernel::<U, 1>(a, stretch.len(), panel, panel_rows, groups, fine, out);
+                    match (tile + 1 < tiles, fine) {
+                        (true, true) => kernel::<U, 2, true>(a, stretch.len(), panel, panel_rows, groups, out),
+                        (true, false) => kernel::<U, 2, false>(a, stretch.len(), panel, panel_rows, groups, out),
+                        (false, true) => kernel::<U, 1, true>(a, stretch.len(), panel, panel_rows, groups, out),
+                        (false, false) => kernel::<U, 1, false>(a, stretch.len(), panel, panel_rows, groups, out),
                     }
                     tile += 2;
                 }
@@ -259,22 +260,27 @@ fn transpose16(x: [__m512i; 16]) -> [__m512i; 16] {
 /// `tiles` has `V` times `stride` blocks, `panel` rows of the same superblocks `panel_rows` apart, `sums` has `ROWS`
 /// rows of [`TOKENS_MAX`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn kernel<U: Unpack, const V: usize>(
+unsafe fn kernel<U: Unpack, const V: usize, const FINE: bool>(
     tiles: *const TileBlock,
     stride: usize,
     panel: *const PanelBlock,
     panel_rows: usize,
     groups: usize,
-    fine: bool,
     sums: *mut f32,
 ) {
     let mut total = [[_mm512_setzero_ps(); V]; ROWS];
+    let four = std::hint::black_box(4);
     // SAFETY: see above; offsets stay inside the blocks.
     unsafe {
         for g in 0..groups {
             let block = panel.add(g / 8 * panel_rows);
             let tile: [*const TileBlock; V] = std::array::from_fn(|v| tiles.add(v * stride + g / 8));
-            group::<U, V>(tile, block, g % 8, fine, &mut total);
+            if U::BY_16 {
+                part::<U, V, FINE, 1>(tile, block, g % 8, 0, four, &mut total);
+                part::<U, V, FINE, 1>(tile, block, g % 8, 1, four, &mut total);
+            } else {
+                part::<U, V, FINE, 2>(tile, block, g % 8, 0, four, &mut total);
+            }
         }
         for (r, total) in total.iter().enumerate() {
             for (v, &total) in total.iter().enumerate() {
@@ -284,97 +290,90 @@ unsafe fn kernel<U: Unpack, const V: usize>(
     }
 }
 
-/// One group of 32 values.
+/// Adds the products of 16 values to `$dots`: `$q` points at four vectors of each tile, the weights are those of a lane of
+/// the panel. A macro, so that all sums stay in registers; `$four` is a 4 that the compiler does not see, as it would
+/// otherwise unroll the loop, load far ahead and run out of registers.
+macro_rules! multiply {
+    ($q:expr, $panel:expr, $lane:expr, $four:expr, $dots:ident) => {{
+        let q: [*const __m512i; V] = $q;
+        let weights = $panel.cast::<i32>().add($lane);
+        for j in 0..$four {
+            let mut a = [_mm512_setzero_si512(); V];
+            for v in 0..V {
+                a[v] = _mm512_load_si512(q[v].add(j));
+            }
+            let weights = weights.add(16 * j);
+            for r in 0..ROWS {
+                let w = _mm512_set1_epi32(*weights.add(r * (size_of::<PanelBlock>() / 4)));
+                for v in 0..V {
+                    $dots[r][v] = _mm512_dpbusd_epi32($dots[r][v], w, a[v]);
+                }
+            }
+        }
+    }};
+}
+
+/// Part `u` of a group of 32 values: all of them (`HALVES` is 2, `u` 0), or the first or second 16.
 ///
 /// # Safety
 /// `panel` has `ROWS` blocks, each of `tile` one; `g` is below 8.
 #[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn group<U: Unpack, const V: usize>(
+unsafe fn part<U: Unpack, const V: usize, const FINE: bool, const HALVES: usize>(
     tile: [*const TileBlock; V],
     panel: *const PanelBlock,
     g: usize,
-    fine: bool,
+    u: usize,
+    four: usize,
     total: &mut [[__m512; V]; ROWS],
 ) {
     // The lane of the first 16 weights of the group; those of the others are four further.
-    let lane = 8 * (g / 4) + g % 4;
-    // The halves of the group that share a scale.
-    let halves = if U::BY_16 { 1 } else { 2 };
+    let lane = 8 * (g / 4) + g % 4 + 4 * u;
     // SAFETY: see above.
     unsafe {
-        let sum = |v: usize, half: usize| (&raw const (*tile[v]).sum[2 * g + half]).cast::<__m512i>();
-        for u in 0..2 / halves {
-            let unit = u * halves..(u + 1) * halves;
-            let mut start = [_mm512_setzero_si512(); V];
-            if U::SHIFT.is_some() {
-                for v in 0..V {
-                    start[v] = _mm512_load_si512(sum(v, u));
-                }
-            }
-            let mut dots = [if fine { [_mm512_setzero_si512(); V] } else { start }; ROWS];
-            for half in unit.clone() {
-                let q: [_; V] = std::array::from_fn(|v| (&raw const (*tile[v]).q[2 * g + half]).cast::<__m512i>());
-                multiply(q, panel, lane + 4 * half, &mut dots);
-            }
-            if fine {
-                for dots in &mut dots {
-                    for v in 0..V {
-                        dots[v] = _mm512_add_epi32(_mm512_slli_epi32::<FINE_BITS>(dots[v]), start[v]);
-                    }
-                }
-                for half in unit.clone() {
-                    let q: [_; V] = std::array::from_fn(|v| (&raw const (*tile[v]).fine[2 * g + half]).cast::<__m512i>());
-                    multiply(q, panel, lane + 4 * half, &mut dots);
-                }
-            }
-            for r in 0..ROWS {
-                let scale = _mm512_set1_ps((*panel.add(r)).scale[lane + 4 * u]);
-                for v in 0..V {
-                    let a = _mm512_load_ps((&raw const (*tile[v]).scale[g]).cast());
-                    let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][v]), a);
-                    total[r][v] = _mm512_fmadd_ps(scaled, scale, total[r][v]);
-                }
-            }
-            if U::MINS {
+        let sum = |v: usize| (&raw const (*tile[v]).sum[2 * g + u]).cast::<__m512i>();
+        let start = |v: usize| if U::SHIFT.is_some() { _mm512_load_si512(sum(v)) } else { _mm512_setzero_si512() };
+        let coarse = |half: usize| std::array::from_fn(|v| (&raw const (*tile[v]).q[2 * g + half]).cast());
+        let fine = |half: usize| std::array::from_fn(|v| (&raw const (*tile[v]).fine[2 * g + half]).cast());
+        let mut dots = [[_mm512_setzero_si512(); V]; ROWS];
+        if !FINE {
+            for v in 0..V {
+                let start = start(v);
                 for r in 0..ROWS {
-                    let min = _mm512_set1_ps((*panel.add(r)).min[lane + 4 * u]);
-                    for v in 0..V {
-                        let sum = _mm512_castsi512_ps(_mm512_load_si512(sum(v, u)));
-                        total[r][v] = _mm512_fmadd_ps(sum, min, total[r][v]);
-                    }
+                    dots[r][v] = start;
                 }
             }
         }
-    }
-}
-
-/// Adds the products of 16 values: `q` has four vectors for each tile, the weights are those of a lane of the panel.
-///
-/// # Safety
-/// `panel` has `ROWS` blocks, `q` four vectors each.
-#[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn multiply<const V: usize>(
-    q: [*const __m512i; V],
-    panel: *const PanelBlock,
-    lane: usize,
-    dots: &mut [[__m512i; V]; ROWS],
-) {
-    // SAFETY: see above.
-    unsafe {
-        for j in 0..4 {
-            let mut a = [_mm512_setzero_si512(); V];
+        multiply!(coarse(u), panel, lane, four, dots);
+        if HALVES == 2 {
+            multiply!(coarse(1), panel, lane + 4, four, dots);
+        }
+        if FINE {
             for v in 0..V {
-                a[v] = _mm512_load_si512(q[v].add(j));
+                let start = start(v);
+                for r in 0..ROWS {
+                    dots[r][v] = _mm512_add_epi32(_mm512_slli_epi32::<FINE_BITS>(dots[r][v]), start);
+                }
             }
-            for (r, dots) in dots.iter_mut().enumerate() {
-                let w = (&raw const (*panel.add(r)).q).cast::<i32>().add(16 * j + lane);
-                let w = _mm512_set1_epi32(*w);
+            multiply!(fine(u), panel, lane, four, dots);
+            if HALVES == 2 {
+                multiply!(fine(1), panel, lane + 4, four, dots);
+            }
+        }
+        for r in 0..ROWS {
+            let scale = _mm512_set1_ps((*panel.add(r)).scale[lane]);
+            for v in 0..V {
+                let a = _mm512_load_ps((&raw const (*tile[v]).scale[g]).cast());
+                let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][v]), a);
+                total[r][v] = _mm512_fmadd_ps(scaled, scale, total[r][v]);
+            }
+        }
+        if U::MINS {
+            for r in 0..ROWS {
+                let min = _mm512_set1_ps((*panel.add(r)).min[lane]);
                 for v in 0..V {
-                    dots[v] = _mm512_dpbusd_epi32(dots[v], w, a[v]);
+                    total[r][v] = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_load_si512(sum(v))), min, total[r][v]);
                 }
             }
         }

@@ -1,0 +1,307 @@
+//! The engine on a thread of its own: requests go in through one bounded queue, events come back to each request's sink.
+//!
+//! Promises of this room:
+//!
+//! - every request that was taken gets exactly one terminal event ([`Event::Done`] or [`Event::Failed`]), also when the
+//!   engine fails or panics, and then the engine is opened again and the next request is served;
+//! - a request whose sink says that nobody listens any more, whose flag was set or whose deadline has passed computes at
+//!   most one more window;
+//! - while one request reads its prompt, all others decode a token between any two of its windows.
+
+mod job;
+mod status;
+mod worker;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+pub use status::{Activity, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
+
+use super::{Engine, Finish, GenerationStats};
+use crate::sample::{LogitMask, SampleError, SamplingParams, TokenLogprob};
+use crate::tokenizer::{Part, ShowSpecial, Tokenizer};
+use crate::units::TokenId;
+
+/// Where the reasoning of an answer is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Thinking {
+    /// Everything is answer: plain completion.
+    NotSplit,
+    /// The answer may begin with reasoning.
+    AtStart,
+    /// The prompt has opened the reasoning already.
+    Inside,
+}
+
+/// What every API's request becomes.
+pub struct Request {
+    pub id: String,
+    pub prompt: Vec<TokenId>,
+    pub sampling: SamplingParams,
+    pub max_tokens: Option<usize>,
+    pub stop: Vec<String>,
+    pub ignore_eos: bool,
+    pub show: ShowSpecial,
+    pub thinking: Thinking,
+    /// Reasoning is closed after so many tokens.
+    pub reasoning_budget: Option<usize>,
+    /// Constrains the answer, not the reasoning before it.
+    pub mask: Option<Box<dyn LogitMask>>,
+    pub deadline: Option<Instant>,
+    /// Set by others to end the request.
+    pub cancel: Arc<AtomicBool>,
+    /// Shown in the list of recent requests, if the owner of the machine wants that.
+    pub label: Option<String>,
+}
+
+impl Request {
+    /// Continues `prompt` as text, everything else by default.
+    pub fn new(id: impl Into<String>, prompt: Vec<TokenId>) -> Request {
+        Request {
+            id: id.into(),
+            prompt,
+            sampling: SamplingParams::default(),
+            max_tokens: None,
+            stop: Vec::new(),
+            ignore_eos: false,
+            show: ShowSpecial::ExceptEog,
+            thinking: Thinking::NotSplit,
+            reasoning_budget: None,
+            mask: None,
+            deadline: None,
+            cancel: Arc::new(AtomicBool::new(false)),
+            label: None,
+        }
+    }
+}
+
+/// A token that was chosen.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chosen {
+    pub id: TokenId,
+    pub reasoning: bool,
+    pub logprob: Option<f32>,
+    pub top: Vec<TokenLogprob>,
+}
+
+/// The end of an answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    pub finish: Finish,
+    /// Text that was held back until the end.
+    pub parts: Vec<Part>,
+    pub stats: GenerationStats,
+    pub reasoning_tokens: usize,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// The request has a slot. `cached` tokens of its prompt need not be read.
+    Started {
+        slot: usize,
+        prompt: usize,
+        cached: usize,
+        seed: u64,
+    },
+    Prompt {
+        done: usize,
+        total: usize,
+    },
+    Token {
+        parts: Vec<Part>,
+        chosen: Chosen,
+    },
+    Done(Outcome),
+    Failed(ServiceError),
+}
+
+impl Event {
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Event::Done(_) | Event::Failed(_))
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum ServiceError {
+    #[error("{waiting} requests are waiting already, and no more than {limit} may; try again later")]
+    Busy { waiting: usize, limit: usize },
+    #[error("the prompt has {tokens} tokens and the context holds {context}; shorten it or serve with a larger --ctx-size")]
+    PromptTooLong { tokens: usize, context: usize },
+    #[error("the prompt is empty: there is nothing to go on from")]
+    EmptyPrompt,
+    #[error(transparent)]
+    Sample(#[from] SampleError),
+    #[error("the request did not finish within its time limit")]
+    Deadline,
+    #[error("the request was cancelled")]
+    Cancelled,
+    #[error("the engine failed: {reason}; it is being started again")]
+    Engine { reason: String },
+    #[error("the engine cannot be started: {reason}")]
+    Down { reason: String },
+    #[error("the server is shutting down")]
+    Stopping,
+}
+
+/// Takes events; false means that nobody listens any more.
+pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
+
+/// Opens the engine, the first time and after a failure.
+pub type OpenEngine = Box<dyn FnMut() -> Result<Engine, String> + Send>;
+
+/// Called before every step with the request's id; for tests that make the engine fail.
+pub type StepHook = Arc<dyn Fn(&str) + Send + Sync>;
+
+#[derive(Clone)]
+pub struct ServiceOptions {
+    /// Requests that may wait for a slot.
+    pub queue: usize,
+    /// Checkpoints of recurrent state that a slot keeps.
+    pub checkpoints: usize,
+    /// A checkpoint after every so many tokens of a prompt, beside those at turns.
+    pub checkpoint_tokens: usize,
+    pub recent: usize,
+    pub before_step: Option<StepHook>,
+}
+
+impl Default for ServiceOptions {
+    fn default() -> ServiceOptions {
+        ServiceOptions { queue: 64, checkpoints: 6, checkpoint_tokens: 8192, recent: 50, before_step: None }
+    }
+}
+
+/// The sink of a request, which makes sure of the one terminal event.
+pub(crate) struct Reply {
+    sink: Sink,
+    finished: bool,
+}
+
+impl Reply {
+    fn send(&mut self, event: Event) -> bool {
+        if self.finished {
+            return false;
+        }
+        self.finished = event.is_terminal();
+        (self.sink)(event)
+    }
+}
+
+impl Drop for Reply {
+    /// Reached without a terminal event only if the engine's thread unwinds.
+    fn drop(&mut self) {
+        self.send(Event::Failed(ServiceError::Engine { reason: "it stopped in the middle of the answer".into() }));
+    }
+}
+
+pub(crate) struct Queued {
+    request: Request,
+    reply: Reply,
+    since: Instant,
+}
+
+/// What the handle and the thread share.
+pub(crate) struct Shared {
+    status: Mutex<Status>,
+    waiting: AtomicUsize,
+    stop: AtomicBool,
+    options: ServiceOptions,
+}
+
+impl Shared {
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A handle of the engine's thread. Dropping the last one ends it.
+pub struct Service {
+    shared: Arc<Shared>,
+    queue: Mutex<Option<Sender<Queued>>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+impl Service {
+    /// Starts the thread, which opens the engine and then serves.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(tokenizer: Arc<Tokenizer>, open: OpenEngine, options: ServiceOptions) -> std::io::Result<Service> {
+        let shared = Arc::new(Shared {
+            status: Mutex::new(Status::new()),
+            waiting: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            options,
+        });
+        let (sender, receiver): (Sender<Queued>, Receiver<Queued>) = channel();
+        let thread_shared = Arc::clone(&shared);
+        let run = move || worker::supervise(&tokenizer, open, &thread_shared, &receiver, &mut VecDeque::new());
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(run)?;
+        Ok(Service { shared, queue: Mutex::new(Some(sender)), thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Puts a request into the queue.
+    ///
+    /// # Errors
+    /// The queue is full, or the service is stopping. The sink is then dropped without any event.
+    pub fn submit(&self, request: Request, sink: Sink) -> Result<(), ServiceError> {
+        let limit = self.shared.options.queue;
+        let waiting = self.shared.waiting.fetch_add(1, Ordering::SeqCst);
+        let refuse = |error| {
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            Err(error)
+        };
+        if waiting >= limit {
+            self.shared.status().totals.refused += 1;
+            return refuse(ServiceError::Busy { waiting, limit });
+        }
+        let queue = self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let Some(queue) = queue.as_ref() else { return refuse(ServiceError::Stopping) };
+        let queued = Queued { request, reply: Reply { sink, finished: false }, since: Instant::now() };
+        if let Err(mut lost) = queue.send(queued) {
+            lost.0.reply.finished = true;
+            return refuse(ServiceError::Stopping);
+        }
+        Ok(())
+    }
+
+    /// What the engine is doing now.
+    pub fn status(&self) -> Status {
+        let mut status = self.shared.status().clone();
+        status.waiting = self.shared.waiting.load(Ordering::SeqCst);
+        status
+    }
+
+    /// Waits until the engine is open or has failed to open.
+    pub fn wait_until_open(&self, most: Duration) -> State {
+        let end = Instant::now() + most;
+        loop {
+            let state = self.shared.status().state.clone();
+            if state != State::Loading || Instant::now() >= end {
+                return state;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends all requests and the thread. Further requests are refused.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        drop(self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take());
+        let thread = self.thread.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(thread) = thread {
+            // The thread catches its own panics, so there is nothing to learn from how it ended.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

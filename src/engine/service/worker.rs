@@ -1,0 +1,312 @@
+//! The engine's thread: takes requests into slots and lets them take turns.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
+use std::time::{Duration, Instant, SystemTime};
+
+use super::job::{Job, Step};
+use super::{EngineInfo, Event, OpenEngine, Queued, RecentRequest, ServiceError, Shared, SlotState, SlotStatus, State};
+use crate::engine::{Engine, EngineError, GenerationStats};
+use crate::state::Sequence;
+use crate::tokenizer::Tokenizer;
+use crate::units::TokenId;
+
+/// How often an idle thread looks whether it shall stop.
+const IDLE_LOOK: Duration = Duration::from_millis(200);
+
+/// Opens the engine and serves until the service is stopped; after a failure, again.
+pub(super) fn supervise(
+    tokenizer: &Tokenizer,
+    mut open: OpenEngine,
+    shared: &Shared,
+    queue: &Receiver<Queued>,
+    waiting: &mut VecDeque<Queued>,
+) {
+    while !shared.stop.load(Ordering::SeqCst) {
+        shared.status().state = State::Loading;
+        shared.status().begin("opening the model", None);
+        let opened = catch_unwind(AssertUnwindSafe(&mut open)).unwrap_or_else(|panic| Err(panic_text(&*panic)));
+        let end = match opened {
+            Ok(engine) => {
+                let served = catch_unwind(AssertUnwindSafe(|| Worker::new(tokenizer, engine, shared)?.serve(queue, waiting)));
+                match served {
+                    Ok(Ok(())) => break,
+                    Ok(Err(error)) => error,
+                    Err(panic) => format!("a defect of the program: {}", panic_text(&*panic)),
+                }
+            }
+            Err(reason) => {
+                shared.status().state = State::Down(reason.clone());
+                shared.status().begin("waiting after a failure to open the model", None);
+                if !refuse_one(&reason, shared, queue, waiting) {
+                    break;
+                }
+                continue;
+            }
+        };
+        let mut status = shared.status();
+        status.restarts += 1;
+        let lost = status.slots.iter().filter(|slot| slot.state != SlotState::Idle).count() as u64;
+        status.totals.failed += lost;
+        status.last_failure = Some(end);
+        status.slots.clear();
+        status.engine = None;
+    }
+    shared.status().state = State::Stopped;
+    for mut queued in waiting.drain(..).chain(queue.try_iter()) {
+        shared.waiting.fetch_sub(1, Ordering::SeqCst);
+        queued.reply.send(Event::Failed(ServiceError::Stopping));
+    }
+}
+
+/// Without an engine: tells the next request so; false if there will be none.
+fn refuse_one(reason: &str, shared: &Shared, queue: &Receiver<Queued>, waiting: &mut VecDeque<Queued>) -> bool {
+    let next = loop {
+        if let Some(queued) = waiting.pop_front() {
+            break queued;
+        }
+        match queue.recv_timeout(IDLE_LOOK) {
+            Ok(queued) => break queued,
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) if shared.stop.load(Ordering::SeqCst) => return false,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    };
+    shared.waiting.fetch_sub(1, Ordering::SeqCst);
+    let Queued { mut reply, .. } = next;
+    reply.send(Event::Failed(ServiceError::Down { reason: reason.to_owned() }));
+    true
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "no message".into())
+}
+
+struct Slot<'t> {
+    sequence: Sequence,
+    last_used: Instant,
+    job: Option<Job<'t>>,
+}
+
+struct Worker<'t> {
+    tokenizer: &'t Tokenizer,
+    engine: Engine,
+    shared: &'t Shared,
+    slots: Vec<Slot<'t>>,
+}
+
+impl<'t> Worker<'t> {
+    fn new(tokenizer: &'t Tokenizer, mut engine: Engine, shared: &'t Shared) -> Result<Worker<'t>, String> {
+        let count = engine.options().slots as usize;
+        let start = |_| Ok(Slot { sequence: engine.start()?, last_used: Instant::now(), job: None });
+        let slots = (0..count).map(start).collect::<Result<Vec<_>, EngineError>>().map_err(|e| e.to_string())?;
+        let mut status = shared.status();
+        status.engine = Some(EngineInfo {
+            context: engine.options().context as usize,
+            slots: count,
+            prompt_rows: engine.options().prompt_rows as usize,
+            vocab: engine.dims().vocab as usize,
+            devices: engine.devices().map(|d| format!("{}: {}", d.id, d.detail)).collect(),
+            memory: engine.memory(),
+        });
+        status.slots = vec![SlotStatus::idle(); count];
+        status.state = State::Ready;
+        drop(status);
+        Ok(Worker { tokenizer, engine, shared, slots })
+    }
+
+    /// Until the service is stopped. An error means that the engine must be opened again.
+    fn serve(&mut self, queue: &Receiver<Queued>, waiting: &mut VecDeque<Queued>) -> Result<(), String> {
+        loop {
+            if self.shared.stop.load(Ordering::SeqCst) {
+                self.slots.iter_mut().filter_map(|slot| slot.job.as_mut()).for_each(Job::stop);
+                return Ok(());
+            }
+            if !self.receive(queue, waiting) {
+                return Ok(());
+            }
+            self.drop_dead(waiting);
+            while let Some(index) = self.free_slot(waiting.front()) {
+                let Some(queued) = waiting.pop_front() else { break };
+                self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+                self.admit(index, queued)?;
+            }
+            self.turn()?;
+        }
+    }
+
+    /// Takes what has arrived; waits if there is nothing else to do. False if nothing will come any more.
+    fn receive(&mut self, queue: &Receiver<Queued>, waiting: &mut VecDeque<Queued>) -> bool {
+        let idle = waiting.is_empty() && self.slots.iter().all(|slot| slot.job.is_none());
+        if idle {
+            self.shared.status().begin("waiting for a request", None);
+        }
+        loop {
+            let next = if idle && waiting.is_empty() {
+                queue.recv_timeout(IDLE_LOOK)
+            } else {
+                queue.try_recv().map_err(|e| match e {
+                    TryRecvError::Empty => RecvTimeoutError::Timeout,
+                    TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                })
+            };
+            match next {
+                Ok(queued) => waiting.push_back(queued),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return !idle,
+            }
+        }
+    }
+
+    /// Ends waiting requests that nobody wants any more.
+    fn drop_dead(&mut self, waiting: &mut VecDeque<Queued>) {
+        let now = Instant::now();
+        waiting.retain_mut(|queued| {
+            let error = match &queued.request {
+                request if request.cancel.load(Ordering::Relaxed) => ServiceError::Cancelled,
+                request if request.deadline.is_some_and(|deadline| now >= deadline) => ServiceError::Deadline,
+                _ => return true,
+            };
+            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            self.shared.status().totals.cancelled += 1;
+            queued.reply.send(Event::Failed(error));
+            false
+        });
+    }
+
+    /// The free slot that suits the next request best: one that holds a good part of its prompt, or the one that was
+    /// idle longest.
+    fn free_slot(&self, next: Option<&Queued>) -> Option<usize> {
+        let prompt = &next?.request.prompt;
+        let free = || self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
+        let fitting = free()
+            .map(|(index, slot)| (common(&slot.sequence, prompt), reusable(&slot.sequence, prompt), index))
+            // The same conversation, or more gained than lost. One that shares little more than a greeting is worth
+            // keeping for its own next turn.
+            .filter(|(common, reuse, index)| {
+                *reuse > 0 && (common * 10 >= prompt.len() * 9 || reuse * 2 >= self.slots[*index].sequence.len())
+            })
+            .max_by_key(|(_, reuse, _)| *reuse);
+        let stale = || free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used));
+        fitting.map(|(_, _, index)| index).or_else(|| stale().map(|(index, _)| index))
+    }
+
+    fn admit(&mut self, index: usize, queued: Queued) -> Result<(), String> {
+        let options = &self.shared.options;
+        self.shared.status().totals.requests += 1;
+        let id = queued.request.id.clone();
+        let made = Job::new(self.tokenizer, &self.engine, queued, options.checkpoints, options.checkpoint_tokens);
+        let Ok(mut job) = made else {
+            self.shared.status().totals.failed += 1;
+            return Ok(());
+        };
+        self.shared.status().begin("taking a sequence back", Some(&id));
+        let slot = &mut self.slots[index];
+        let step = job.start(&mut self.engine, &mut slot.sequence, index);
+        slot.job = Some(job);
+        slot.last_used = Instant::now();
+        self.settle(index, step)
+    }
+
+    /// Every answer goes on by a token, and the prompt that came first by a window.
+    fn turn(&mut self) -> Result<(), String> {
+        let reads = |slot: &Slot<'_>| slot.job.as_ref().is_some_and(Job::is_reading);
+        let answering: Vec<usize> =
+            (0..self.slots.len()).filter(|i| self.slots[*i].job.is_some() && !reads(&self.slots[*i])).collect();
+        let reading = (0..self.slots.len()).filter(|i| reads(&self.slots[*i])).min_by_key(|i| self.slots[*i].last_used);
+        for index in answering.into_iter().chain(reading) {
+            self.step(index)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, index: usize) -> Result<(), String> {
+        let Slot { sequence, job, .. } = &mut self.slots[index];
+        let Some(job) = job else { return Ok(()) };
+        let what = if job.is_reading() { "reading a prompt" } else { "decoding" };
+        self.shared.status().begin(what, Some(&job.id));
+        if let Some(hook) = &self.shared.options.before_step {
+            hook(&job.id);
+        }
+        let step = job.step(&mut self.engine, sequence);
+        self.settle(index, step)
+    }
+
+    /// Writes down how a step left a slot.
+    fn settle(&mut self, index: usize, step: Step) -> Result<(), String> {
+        let slot = &mut self.slots[index];
+        let word = match &step {
+            Step::Going => None,
+            Step::Ended(word) => Some(word.as_str()),
+            Step::Broken(_) => Some("failed"),
+        };
+        if let Some(word) = word
+            && let Some(job) = slot.job.take()
+        {
+            slot.last_used = Instant::now();
+            record(self.shared, &job, word);
+        }
+        let held = &slot.sequence;
+        let status = SlotStatus {
+            state: match &slot.job {
+                None => SlotState::Idle,
+                Some(job) if job.is_reading() => SlotState::Prompt,
+                Some(_) => SlotState::Decode,
+            },
+            request: slot.job.as_ref().map(|job| job.id.clone()),
+            held_tokens: held.len(),
+            checkpoints: held.checkpoints().len(),
+            checkpoint_bytes: held.checkpoints().iter().map(crate::state::Checkpoint::bytes).sum(),
+            stats: slot.job.as_ref().map_or(GenerationStats::default(), Job::stats),
+        };
+        if let Some(entry) = self.shared.status().slots.get_mut(index) {
+            *entry = status;
+        }
+        match step {
+            Step::Broken(reason) => Err(reason),
+            Step::Going | Step::Ended(_) => Ok(()),
+        }
+    }
+}
+
+fn common(sequence: &Sequence, prompt: &[TokenId]) -> usize {
+    sequence.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+}
+
+/// Tokens of `prompt` that the sequence can be taken back to without computing.
+fn reusable(sequence: &Sequence, prompt: &[TokenId]) -> usize {
+    sequence.restorable(common(sequence, prompt).min(prompt.len().saturating_sub(1))).0
+}
+
+fn record(shared: &Shared, job: &Job<'_>, word: &str) {
+    let stats = job.stats();
+    let mut status = shared.status();
+    let totals = &mut status.totals;
+    match word {
+        "cancelled" | "timed out" => totals.cancelled += 1,
+        "failed" => totals.failed += 1,
+        _ => totals.done += 1,
+    }
+    totals.prompt_tokens += stats.prompt_tokens as u64;
+    totals.cached_tokens += stats.reused_tokens as u64;
+    totals.generated_tokens += stats.generated_tokens as u64;
+    totals.prompt_time += stats.prompt_time;
+    totals.decode_time += stats.decode_time;
+    totals.decode_steps += stats.decode_steps as u64;
+    let entry = RecentRequest {
+        id: job.id.clone(),
+        ended: SystemTime::now(),
+        outcome: word.to_owned(),
+        waited: job.waited,
+        stats,
+        label: job.label.clone(),
+    };
+    status.recent.push_back(entry);
+    while status.recent.len() > shared.options.recent {
+        status.recent.pop_front();
+    }
+}

@@ -1,0 +1,124 @@
+//! Messages of the OpenAI chat format, put into the form that templates expect.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::server::error::ApiError;
+use crate::server::fields::{Fields, wrong};
+
+/// `messages`. System messages may stand anywhere, `developer` is another word for system, and empty turns of the
+/// assistant are left out: they would teach the model to say nothing.
+pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
+    let Some(list) = fields.list("messages")? else {
+        return Err(fields.error("messages", "the conversation is missing; send a list of messages"));
+    };
+    if list.is_empty() {
+        return Err(fields.error("messages", "the list is empty; send at least one message"));
+    }
+    let mut messages = Vec::with_capacity(list.len());
+    for (i, value) in list.iter().enumerate() {
+        let message = Fields::at(value, format!("{}[{i}]", fields.path("messages")))?;
+        messages.extend(read_message(&message)?);
+    }
+    if messages.is_empty() {
+        return Err(fields.error("messages", "all messages are empty; say something"));
+    }
+    Ok(messages)
+}
+
+fn read_message(message: &Fields<'_>) -> Result<Option<Json>, ApiError> {
+    let Some(role) = message.text("role")? else { return Err(message.error("role", "a message needs a role")) };
+    let content = read_content(message, "content")?;
+    match role {
+        "system" | "developer" => Ok(Some(json!({ "role": "system", "content": content.unwrap_or_default() }))),
+        "user" => {
+            let content = content.ok_or_else(|| message.error("content", "a user's message needs a content"))?;
+            Ok(Some(json!({ "role": "user", "content": content })))
+        }
+        "assistant" => assistant(message, content),
+        "tool" | "function" => {
+            let mut out = json!({ "role": "tool", "content": content.unwrap_or_default() });
+            for key in ["tool_call_id", "name"] {
+                if let Some(text) = message.text(key)? {
+                    out[key] = json!(text);
+                }
+            }
+            Ok(Some(out))
+        }
+        other => {
+            let problem = format!("'{other}' is not known; known are system, developer, user, assistant, tool");
+            Err(message.error("role", problem))
+        }
+    }
+}
+
+fn assistant(message: &Fields<'_>, content: Option<String>) -> Result<Option<Json>, ApiError> {
+    let mut calls = Vec::new();
+    for (i, value) in message.list("tool_calls")?.into_iter().flatten().enumerate() {
+        let call = Fields::at(value, format!("{}[{i}]", message.path("tool_calls")))?;
+        let Some(function) = call.object("function")? else {
+            return Err(call.error("function", "a call needs a function with 'name' and 'arguments'"));
+        };
+        let Some(name) = function.text("name")? else { return Err(function.error("name", "a call needs a name")) };
+        let arguments = match function.get("arguments") {
+            None => json!({}),
+            Some(Json::String(text)) => read_arguments(text),
+            Some(object @ Json::Object(_)) => object.clone(),
+            Some(other) => return Err(wrong(function.path("arguments"), "text that holds a JSON object", other)),
+        };
+        let id = call.text("id")?.unwrap_or_default();
+        calls.push(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }));
+    }
+    let reasoning = message.text(message.first(&["reasoning_content", "reasoning"]).unwrap_or("reasoning_content"))?;
+    let content = content.or(message.text("refusal")?.map(str::to_owned)).unwrap_or_default();
+    if content.trim().is_empty() && calls.is_empty() {
+        return Ok(None);
+    }
+    let mut out = Map::new();
+    out.insert("role".into(), json!("assistant"));
+    out.insert("content".into(), json!(content));
+    if let Some(reasoning) = reasoning.filter(|text| !text.is_empty()) {
+        out.insert("reasoning_content".into(), json!(reasoning));
+    }
+    if !calls.is_empty() {
+        out.insert("tool_calls".into(), Json::Array(calls));
+    }
+    Ok(Some(Json::Object(out)))
+}
+
+/// Arguments as templates want them. What a model wrote badly must not end the conversation.
+pub fn read_arguments(text: &str) -> Json {
+    match serde_json::from_str(text) {
+        Ok(object @ Json::Object(_)) => object,
+        _ if text.trim().is_empty() => json!({}),
+        _ => json!({ "malformed": text }),
+    }
+}
+
+/// Content that is text or a list of parts; `None` if there is none.
+pub fn read_content(message: &Fields<'_>, key: &str) -> Result<Option<String>, ApiError> {
+    match message.get(key) {
+        None => Ok(None),
+        Some(Json::String(text)) => Ok(Some(text.clone())),
+        Some(Json::Array(parts)) => {
+            let part = |(i, value): (usize, &Json)| read_part(value, format!("{}[{i}]", message.path(key)));
+            let texts = parts.iter().enumerate().map(part).collect::<Result<Vec<String>, ApiError>>()?;
+            Ok(Some(texts.join("\n")))
+        }
+        Some(other) => Err(wrong(message.path(key), "text or a list of parts", other)),
+    }
+}
+
+fn read_part(value: &Json, path: String) -> Result<String, ApiError> {
+    if let Json::String(text) = value {
+        return Ok(text.clone());
+    }
+    let part = Fields::at(value, path)?;
+    match part.text("type")?.unwrap_or("text") {
+        "text" | "input_text" | "output_text" => {
+            part.text("text")?.map(str::to_owned).ok_or_else(|| part.error("text", "the part has no text"))
+        }
+        "refusal" => Ok(part.text("refusal")?.unwrap_or_default().to_owned()),
+        "image_url" | "input_image" | "image" => Err(part.error("type", "this model does not see pictures; send text only")),
+        other => Err(part.error("type", format!("'{other}' is not supported; only text is"))),
+    }
+}

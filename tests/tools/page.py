@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Drives the page of `strata serve` in Chromium and leaves screenshots.
+
+    python tests/tools/page.py target/release/strata OUT_DIR [CHROMIUM]
+
+Needs `pip install playwright` and a Chromium; says so and ends with 77 (skipped) where they are missing.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError as error:
+    print(f"skipped: {error}; pip install playwright")
+    sys.exit(77)
+
+
+def ask(page, text):
+    page.fill("#input", text)
+    page.press("#input", "Enter")
+
+
+def until(page, expression, seconds=60):
+    """The page forbids evaluating text, which Playwright's own waiting needs."""
+    for _ in range(seconds * 10):
+        if page.evaluate(expression):
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"not in time: {expression}")
+
+
+def idle(page):
+    expect(page.locator("#send")).to_have_text("Send", timeout=90_000)
+
+
+def chat(page, out):
+    page.screenshot(path=out / "empty.png")
+    ask(page, "What is the capital of France?")
+    idle(page)
+    expect(page.locator(".message.assistant .body").last).to_contain_text("Paris")
+    expect(page.locator(".message.assistant .numbers").last).to_contain_text("tokens")
+    page.locator(".message.assistant").get_by_role("button", name="Regenerate").click()
+    idle(page)
+    expect(page.locator(".message.assistant .body")).to_have_count(1)
+    page.locator(".message.user").hover()
+    page.locator(".message.user").get_by_role("button", name="Edit").click()
+    page.fill(".edit", "What is 12 + 30?")
+    page.press(".edit", "Control+Enter")
+    idle(page)
+    expect(page.locator(".message.user .body")).to_have_text(["What is 12 + 30?"])
+    page.check("#think")
+    ask(page, "What is 17 + 25?")
+    idle(page)
+    expect(page.locator("details.thinking")).to_have_count(1)
+    page.uncheck("#think")
+    page.screenshot(path=out / "chat.png")
+
+
+def stop_and_keep(page):
+    ask(page, "Tell me a story.")
+    expect(page.locator("#send")).to_have_text("Stop")
+    until(page, "/^(?!Reading).{10}/.test(document.querySelector('.waiting')?.textContent ?? '')")
+    page.keyboard.press("Escape")
+    idle(page)
+    expect(page.locator(".message").last).to_have_class("message assistant")
+    count = page.locator(".message").count()
+    page.reload()
+    page.locator("#list button.open").nth(1).click()
+    expect(page.locator(".message")).to_have_count(count)
+
+
+def settings_and_theme(page, out):
+    page.click("#settings-open")
+    page.fill("#max_tokens", "3")
+    page.press("#max_tokens", "Tab")
+    ask(page, "Tell me a story.")
+    idle(page)
+    expect(page.locator(".message.assistant .numbers").last).to_contain_text("3 tokens")
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    page.screenshot(path=out / "settings-other-theme.png")
+    page.click("#settings-open")
+    page.click("#theme")
+
+
+def markdown(page, out):
+    text = (
+        "# Head\n\nSome **bold**, *soft*, `code`, ~~gone~~ and a [link](https" + "://example.org).\n\n"
+        "- one\n  - inner\n- two\n\n1. first\n2. second\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+        "```rust\nfn main() {\n    println!(\"<b>&amp;</b>\");\n}\n```\n\n<img src=x onerror=alert(1)> ![p](javascript:alert(1))"
+    )
+    script = """async (text) => {
+        const { renderMarkdown } = await import("/web/markdown.js");
+        const article = document.createElement("article");
+        article.className = "message assistant";
+        const body = document.createElement("div");
+        body.className = "body";
+        article.append(body);
+        document.getElementById("log").replaceChildren(article);
+        renderMarkdown(body, text);
+        return [...body.querySelectorAll("*")].map((e) => e.tagName.toLowerCase());
+    }"""
+    tags = set(page.evaluate(script, text))
+    assert {"h3", "strong", "em", "code", "del", "a", "ul", "ol", "li", "blockquote", "table", "pre"} <= tags, tags
+    assert not tags & {"img", "script", "iframe", "b"}, "what a model writes never becomes markup"
+    page.screenshot(path=out / "markdown.png")
+
+
+def monitor(page, out):
+    page.get_by_role("tab", name="Monitor").click()
+    expect(page.locator("#tiles")).to_contain_text("ready")
+    first = page.locator("#tiles").inner_text()
+    expect(page.locator("#tiles")).not_to_have_text(first, timeout=20_000)
+    expect(page.locator("#recent")).to_contain_text("end token")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=out / "monitor.png", full_page=True)
+    page.get_by_role("tab", name="About").click()
+    expect(page.locator("#about-config")).to_contain_text("parallel")
+    page.screenshot(path=out / "about.png")
+
+
+def main():
+    binary, out = sys.argv[1], pathlib.Path(sys.argv[2])
+    found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
+    chromium = sys.argv[3] if len(sys.argv) > 3 else next((path for path in found if path), None)
+    if chromium is None:
+        print("skipped: no Chromium")
+        sys.exit(77)
+    out.mkdir(parents=True, exist_ok=True)
+    command = [binary, "serve", "--port", "0", "--temp", "0", "--threads", "2"]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        lines = iter(server.stderr.readline, "")
+        address = next(m.group(1) for m in (re.search(r"listening on (http://\S+)", line) for line in lines) if m)
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page = browser.new_page(viewport={"width": 1200, "height": 780})
+            problems = []
+            page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+            page.on("pageerror", lambda e: problems.append(str(e)))
+            page.on("request", lambda r: None if r.url.startswith((address, "blob:", "data:")) else problems.append(r.url))
+            page.goto(address)
+            chat(page, out)
+            stop_and_keep(page)
+            settings_and_theme(page, out)
+            monitor(page, out)
+            page.get_by_role("tab", name="Chat").click()
+            markdown(page, out)
+            phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True)
+            phone.goto(address)
+            ask(phone, "What is the capital of France?")
+            idle(phone)
+            assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
+            phone.screenshot(path=out / "phone.png")
+            assert not problems, problems
+            browser.close()
+        print("ok")
+    finally:
+        server.terminate()
+        server.wait(timeout=20)
+
+
+if __name__ == "__main__":
+    main()
