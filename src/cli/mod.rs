@@ -63,7 +63,7 @@ enum Verb {
     /// Write a model's metadata and tensor table, without data, for planning
     ModelSheet(model_sheet::ModelSheetArgs),
     /// Serve a model over HTTP: the OpenAI and Anthropic APIs, and a page to chat on
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Show what is in a model file
     Inspect(inspect::InspectArgs),
     /// Measure speed
