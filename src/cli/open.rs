@@ -220,3 +220,17 @@ impl LoadBar {
         self.bar.finish_and_clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_as_planned_is_said() {
+        let text = |used, bound, explained| device_text("cuda:0", &Unexplained { planned: 1 << 20, used, bound, explained });
+        assert_eq!(text(1 << 20, 0, true), "cuda:0: 1.00 MiB in use, as planned");
+        assert_eq!(text(1 << 19, 0, true), "cuda:0: 512.00 KiB in use, 1.00 MiB planned");
+        assert!(text(3 << 19, 1 << 20, true).ends_with("512.00 KiB beyond the plan, within the driver's bound of 1.00 MiB"));
+        assert!(text((1 << 20) + 7, 0, false).ends_with("7 bytes unexplained: please report this"));
+    }
+}

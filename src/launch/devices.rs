@@ -41,3 +41,27 @@ pub fn within_this_pc(mut machine: Machine, here: &Machine) -> Machine {
     }
     machine
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Size;
+
+    #[test]
+    fn a_machine_file_cannot_promise_memory_that_is_not_there() {
+        let file = Machine::from_toml(include_str!("../../tests/machines/linux-4-virtual-cards.toml")).unwrap();
+        let mut here = file.clone();
+        here.host.ram_available = Size(3 << 30);
+        here.host.container_limit = Some(Size(4 << 30));
+        here.host.container_used = Some(Size(1 << 30));
+        let capped = within_this_pc(file.clone(), &here);
+        assert_eq!((capped.host.ram_available, capped.host.container_limit), (Size(3 << 30), Some(Size(4 << 30))));
+        assert_eq!(capped.cards, file.cards);
+        // Where nothing is known of this PC, and where the file is the smaller one, the file counts.
+        here.host.ram_total = Size(0);
+        assert_eq!(within_this_pc(file.clone(), &here), file);
+        let mut small = file.clone();
+        small.host.ram_available = Size(1 << 30);
+        assert_eq!(within_this_pc(small, &file).host.ram_available, Size(1 << 30));
+    }
+}
