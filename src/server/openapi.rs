@@ -53,7 +53,7 @@ fn operation(route: &Route) -> Json {
     };
     let mut content = json!({ kind: { "schema": {} } });
     if ["chat", "completions", "responses", "messages"].contains(&route.name) {
-        content["text/event-stream"] = json!({ "schema": { "type": "string" } });
+        content["text/event-stream"] = json!({ "schema": {} });
     }
     let mut operation = json!({
         "operationId": route.name,
@@ -153,12 +153,15 @@ fn request_schema(route: &str) -> Json {
             });
             object(properties, &["input"])
         }
-        "messages" | "count_tokens" => {
+        "messages" => {
             let properties = json!({
                 "messages": messages(&["user"], "text"), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text")),
                 "stream": switch(), "temperature": range(0, 2), "top_p": range(0, 1),
             });
-            object(properties, if route == "messages" { &["messages", "max_tokens"] } else { &["messages"] })
+            object(properties, &["messages", "max_tokens"])
+        }
+        "count_tokens" => {
+            object(json!({ "messages": messages(&["user"], "text"), "system": maybe(content("text")) }), &["messages"])
         }
         "tokenize" => object(
             json!({ "content": text(), "add_special": switch(), "parse_special": switch(), "with_pieces": switch() }),
