@@ -87,6 +87,7 @@ fn bad_fields() -> Vec<(&'static str, Json, &'static str)> {
         (TEXT, json!({ "prompt": { "a": 1 } }), "prompt"),
         (RESPONSES, json!({}), "input"),
         (RESPONSES, json!({ "input": [] }), "input"),
+        (RESPONSES, json!({ "input": [{ "role": "assistant", "content": "" }], "instructions": "Be brief." }), "input"),
         (RESPONSES, json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0].type"),
         (RESPONSES, json!({ "input": [{ "type": "function_call", "name": "f" }] }), "input[0].call_id"),
         (MESSAGES, json!({ "messages": user("Hi") }), "max_tokens"),

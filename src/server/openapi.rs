@@ -35,7 +35,7 @@ pub fn build() -> Json {
 
 fn error_schema() -> Json {
     let text = json!({ "type": "string" });
-    let maybe = json!({ "type": ["string", "null"] });
+    let maybe = maybe(text.clone());
     let error = json!({ "type": "object", "required": ["message", "type"], "properties": {
         "message": text, "type": text, "param": maybe, "code": maybe,
     }});
@@ -53,7 +53,7 @@ fn operation(route: &Route) -> Json {
     };
     let mut content = json!({ kind: { "schema": {} } });
     if ["chat", "completions", "responses", "messages"].contains(&route.name) {
-        content["text/event-stream"] = json!({ "schema": { "type": "string" } });
+        content["text/event-stream"] = json!({ "schema": {} });
     }
     let mut operation = json!({
         "operationId": route.name,
@@ -73,37 +73,102 @@ fn operation(route: &Route) -> Json {
     operation
 }
 
-fn request_schema(name: &str) -> Json {
-    let list = json!({ "type": "array", "items": { "type": "object" }, "minItems": 1 });
-    let switch = json!({ "type": "boolean" });
-    let count = json!({ "type": "integer", "minimum": 1 });
-    let (properties, required) = match name {
-        "chat" | "apply_template" => (
-            json!({ "messages": list, "stream": switch, "max_completion_tokens": count, "temperature": range(0, 2), "top_p": range(0, 1),
-                    "tools": { "type": "array" }, "response_format": { "type": "object" }, "n": count }),
-            json!(["messages"]),
-        ),
-        "completions" => (
-            json!({ "prompt": {}, "stream": switch, "max_tokens": { "type": "integer", "minimum": -1 }, "temperature": range(0, 2) }),
-            json!(["prompt"]),
-        ),
-        "responses" => (
-            json!({ "input": { "type": ["string", "array"] }, "instructions": { "type": "string" }, "stream": switch,
-                    "max_output_tokens": count }),
-            json!(["input"]),
-        ),
-        "messages" => (
-            json!({ "messages": list, "max_tokens": count, "system": {}, "stream": switch, "temperature": range(0, 2) }),
-            json!(["messages", "max_tokens"]),
-        ),
-        "count_tokens" => (json!({ "messages": list, "system": {} }), json!(["messages"])),
-        "tokenize" => (json!({ "content": { "type": "string" } }), json!(["content"])),
-        "detokenize" => (json!({ "tokens": { "type": "array", "items": { "type": "integer" } } }), json!(["tokens"])),
-        _ => (json!({}), json!([])),
-    };
+/// A field that may be left out; `null` is the same.
+fn maybe(mut schema: Json) -> Json {
+    match schema["type"].as_str() {
+        Some(kind) => schema["type"] = json!([kind, "null"]),
+        None => schema = json!({ "anyOf": [schema, { "type": "null" }] }),
+    }
+    schema
+}
+
+fn range(least: i64, most: i64) -> Json {
+    maybe(json!({ "type": "number", "minimum": least, "maximum": most }))
+}
+
+fn count(least: i64, most: i64) -> Json {
+    json!({ "type": "integer", "minimum": least, "maximum": most })
+}
+
+const MOST_TOKENS: i64 = u32::MAX as i64;
+
+fn object(properties: Json, required: &[&str]) -> Json {
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
-fn range(least: u32, most: u32) -> Json {
-    json!({ "type": "number", "minimum": least, "maximum": most })
+/// Text, or a list of parts with text.
+fn content(kind: &str) -> Json {
+    let part = object(json!({ "type": { "const": kind }, "text": { "type": "string" } }), &["type", "text"]);
+    json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part }] })
+}
+
+/// Messages that say something.
+fn messages(roles: &[&str], kind: &str) -> Json {
+    let said = object(json!({ "role": { "enum": roles }, "content": content(kind) }), &["role", "content"]);
+    let answered = object(
+        json!({ "role": { "const": "assistant" }, "content": { "type": "string", "pattern": "\\S" } }),
+        &["role", "content"],
+    );
+    json!({ "type": "array", "items": { "anyOf": [said, answered] }, "minItems": 1 })
+}
+
+fn name() -> Json {
+    json!({ "type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$" })
+}
+
+fn request_schema(route: &str) -> Json {
+    let switch = || maybe(json!({ "type": "boolean" }));
+    let text = || json!({ "type": "string" });
+    match route {
+        "chat" | "apply_template" => {
+            let function = object(json!({ "name": name(), "description": maybe(text()) }), &["name"]);
+            let tool = object(json!({ "type": { "const": "function" }, "function": function }), &["type", "function"]);
+            let format = object(json!({ "type": { "enum": ["text", "json_object"] } }), &["type"]);
+            let described = object(json!({ "schema": { "type": "object" } }), &["schema"]);
+            let described =
+                object(json!({ "type": { "const": "json_schema" }, "json_schema": described }), &["type", "json_schema"]);
+            let properties = json!({
+                "messages": messages(&["system", "developer", "user", "tool"], "text"),
+                "stream": switch(), "n": maybe(count(1, 16)), "max_completion_tokens": maybe(count(-1, MOST_TOKENS)),
+                "temperature": range(0, 2), "top_p": range(0, 1), "seed": maybe(count(i64::MIN, i64::MAX)),
+                "presence_penalty": range(-2, 2), "frequency_penalty": range(-2, 2), "logprobs": switch(),
+                "tools": maybe(json!({ "type": "array", "items": tool, "maxItems": 1 })),
+                "response_format": maybe(json!({ "anyOf": [format, described] })),
+            });
+            object(properties, &["messages"])
+        }
+        "completions" => {
+            let properties = json!({
+                "prompt": { "type": "string", "minLength": 1 }, "stream": switch(), "max_tokens": maybe(count(-1, MOST_TOKENS)),
+                "temperature": range(0, 2), "top_p": range(0, 1), "n": maybe(count(1, 16)), "echo": switch(),
+                "logprobs": maybe(count(0, 5)),
+            });
+            object(properties, &["prompt"])
+        }
+        "responses" => {
+            let items = messages(&["system", "developer", "user"], "input_text");
+            let properties = json!({
+                "input": { "anyOf": [text(), items] }, "instructions": maybe(text()), "stream": switch(),
+                "max_output_tokens": maybe(count(1, MOST_TOKENS)), "temperature": range(0, 2), "top_p": range(0, 1),
+            });
+            object(properties, &["input"])
+        }
+        "messages" => {
+            let properties = json!({
+                "messages": messages(&["user"], "text"), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text")),
+                "stream": switch(), "temperature": range(0, 2), "top_p": range(0, 1),
+            });
+            object(properties, &["messages", "max_tokens"])
+        }
+        "count_tokens" => {
+            object(json!({ "messages": messages(&["user"], "text"), "system": maybe(content("text")) }), &["messages"])
+        }
+        "tokenize" => object(
+            json!({ "content": text(), "add_special": switch(), "parse_special": switch(), "with_pieces": switch() }),
+            &["content"],
+        ),
+        "detokenize" => object(json!({ "tokens": { "type": "array", "items": count(0, 100) } }), &["tokens"]),
+        // No body is one that can be answered.
+        _ => json!({ "not": {} }),
+    }
 }

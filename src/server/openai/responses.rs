@@ -60,7 +60,11 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     if let Some(text) = fields.text("instructions")? {
         messages.push(json!({ "role": "system", "content": text }));
     }
+    let before = messages.len();
     read_input(fields, &mut messages)?;
+    if messages.len() == before {
+        return Err(fields.error("input", "all items are empty; say something"));
+    }
     let mut sampling = read_sampling(app, fields)?;
     sampling.logprobs = fields.count("top_logprobs", 0..=20)?.filter(|count| *count > 0);
     let mut chat = Chat {
