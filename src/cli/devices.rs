@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::error::CliError;
+use super::npy::write_whole;
 use super::output::{Output, note};
 use crate::plan::render_devices;
 use crate::probe::{Effort, probe};
@@ -32,7 +33,7 @@ pub fn devices(args: &DevicesArgs) -> Result<(), CliError> {
     let machine = probe(Effort::Measure);
     if let Some(path) = &args.save {
         let text = machine.to_toml().map_err(|e| CliError::Failed(e.to_string()))?;
-        std::fs::write(path, text).map_err(|e| CliError::io("write", path, e))?;
+        write_whole(path, &text)?;
         note(format!("saved in '{}'", path.display()));
     }
     let mut out = Output::new();

@@ -8,7 +8,7 @@ use clap::{ArgGroup, Args};
 use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::npy::NpyMatrix;
+use super::npy::{NpyMatrix, not_the_model};
 use super::open::{Loaded, OpenModel, Stopping};
 use super::output::note;
 use super::report::{arithmetic, short};
@@ -71,6 +71,7 @@ pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     let rows = if args.step { 1 } else { args.chunk.min(tokens.len() as u32) };
     let wish = u32::try_from(tokens.len().next_multiple_of(256)).map_err(|_| CliError::Usage("too many tokens".into()))?;
     let context = opened.context(None, tokens.len(), 256).max(wish);
+    not_the_model(&opened.files, &args.output)?;
     // Found out before a large model is loaded.
     let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
     let mut dump = args.dump.as_deref().map(Dump::create).transpose()?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::error::CliError;
+use super::npy::{not_the_model, write_whole};
 use super::output::{Output, note};
 use crate::gguf::ModelFiles;
 use crate::plan::{ModelHeader, write_sheet};
@@ -33,7 +34,8 @@ pub fn model_sheet(args: &ModelSheetArgs) -> Result<(), CliError> {
         out.write(&text)?;
         return out.flush();
     };
-    std::fs::write(path, &text).map_err(|e| CliError::io("write", path, e))?;
+    not_the_model(&files, path)?;
+    write_whole(path, &text)?;
     let sizes = (HumanBytes(files.total_bytes()), HumanBytes(text.len() as u64));
     note(format!("{} tensors, {} of model, {} of sheet in '{}'", files.tensors().len(), sizes.0, sizes.1, path.display()));
     Ok(())

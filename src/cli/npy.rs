@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use npyz::WriterBuilder as _;
 
 use super::error::CliError;
+use crate::gguf::ModelFiles;
 
 /// A file that gets its name when it is finished. Dropped before that, it leaves nothing behind.
 pub struct AtomicFile {
@@ -67,6 +68,23 @@ impl Drop for AtomicFile {
             let _ = fs::remove_file(partial);
         }
     }
+}
+
+/// Writes a small file whole or not at all.
+pub fn write_whole(target: &Path, text: &str) -> Result<(), CliError> {
+    let mut file = AtomicFile::create(target)?;
+    file.write_all(text.as_bytes()).map_err(|e| CliError::io("write", target, e))?;
+    file.finish()
+}
+
+/// An output must not take the place of the model it is made from.
+pub fn not_the_model(files: &ModelFiles, output: &Path) -> Result<(), CliError> {
+    let Ok(output) = output.canonicalize() else { return Ok(()) };
+    let same = files.files().iter().any(|file| Path::new(&file.path).canonicalize().is_ok_and(|path| path == output));
+    if same {
+        return Err(CliError::Usage(format!("'{}' is a file of the model itself; choose another output", output.display())));
+    }
+    Ok(())
 }
 
 /// A matrix `[rows, width]` on its way to a `.npy` file.

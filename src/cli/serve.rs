@@ -1,6 +1,7 @@
 //! `strata serve`: the model behind HTTP, for programs and for a browser.
 
-use std::net::{IpAddr, SocketAddr};
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,17 +141,27 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         checkpoints: args.service.checkpoints as usize,
         ..ServiceOptions::default()
     };
+    let address = SocketAddr::new(args.network.host, args.network.port);
+    // Found out before a large model is loaded.
+    TcpListener::bind(address).map(drop).map_err(|e| cannot_listen(address, &e))?;
     // The first engine is opened here, where its errors have exit codes.
     let first = open_engine(&opened, args, context, &interrupt)?;
     let open = reopen(Arc::clone(&opened), args.compute.clone(), engine_options(args, context), interrupt.clone(), first);
     let service = Service::start(Arc::clone(&tokenizer), open, service_options);
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
-    let address = SocketAddr::new(args.network.host, args.network.port);
-    let server = Server::start(Arc::clone(&app), address)
-        .map_err(|e| CliError::Failed(format!("cannot listen on {address}: {e}; another --port may be free")))?;
+    let server = Server::start(Arc::clone(&app), address).map_err(|e| cannot_listen(address, &e))?;
     banner(args, &app, server.address());
     watch(server, &interrupt)
+}
+
+fn cannot_listen(address: SocketAddr, error: &std::io::Error) -> CliError {
+    let remedy = match error.kind() {
+        ErrorKind::AddrNotAvailable => "--host must be an address of this machine",
+        ErrorKind::PermissionDenied => "ports below 1024 may need more rights; choose another with --port",
+        _ => "another --port may be free",
+    };
+    CliError::Failed(format!("cannot listen on {address}: {error}; {remedy}"))
 }
 
 /// Waits for ctrl-C, and says what happens to the engine meanwhile.

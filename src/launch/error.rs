@@ -20,7 +20,8 @@ pub enum LaunchError {
     #[error("the plan needs {}, which this version cannot run yet. Nothing was loaded; {}", texts(.missing), ways_out(.missing))]
     NotYet { missing: Vec<Capability> },
     #[error(
-        "the plan uses {card}, and this version has no backend for {} cards yet. Nothing was loaded; --device cpu runs on the CPU",
+        "the plan uses {card}, and this version has no backend for {} cards yet. Nothing was loaded; without --machine the \
+         model runs on the processor of this PC",
         name(.backend)
     )]
     NoBackend { card: String, backend: BackendKind },

@@ -62,3 +62,22 @@ fn a_script_learns_of_errors() {
     strata_with_input(&["chat"], "/set temp hot\n").fails(2, &["hot"]);
     strata_with_input(&["chat", "-c", "16"], "What is the capital of France?\n").fails(2, &["/clear", "--ctx-size"]);
 }
+
+/// The first signal must do: a second one ends any verb.
+#[test]
+#[cfg(unix)]
+fn an_interruption_ends_a_chat_that_waits_for_input() {
+    use std::io::Write;
+    let mut child = crate::rig::command(&["chat", "--temp", "0", "-n", "4"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+    child.stdin.as_mut().unwrap().write_all(b"Hello\n").unwrap();
+    crate::rig::first_byte(&mut child);
+    // Far longer than the rest of the answer takes.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    crate::rig::interrupt(&child);
+    let ended = (0..100).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        child.try_wait().unwrap()
+    });
+    let _ = child.kill();
+    assert_eq!(ended.and_then(|status| status.code()), Some(130));
+}

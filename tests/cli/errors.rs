@@ -100,3 +100,24 @@ fn an_output_that_cannot_be_written() {
     crate::rig::Ran::from(ran).fails(1, &["standard output"]);
     strata(&["logits", "--tokens", "1,2", "-o", "/dev/full"]).fails(1, &["cannot write", "/dev/full"]);
 }
+
+#[test]
+fn an_output_never_takes_the_place_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("own.gguf");
+    std::fs::copy(crate::rig::fixture("tiny-random-BF16.gguf"), &model).unwrap();
+    let before = std::fs::metadata(&model).unwrap().len();
+    let name = model.to_str().unwrap();
+    strata(&["logits", "-m", name, "--tokens", "1,2", "-o", name]).fails(2, &["own.gguf", "choose another output"]);
+    strata(&["model-sheet", name, "-o", name]).fails(2, &["own.gguf", "choose another output"]);
+    assert_eq!(std::fs::metadata(&model).unwrap().len(), before);
+}
+
+#[test]
+fn an_address_that_cannot_be_listened_on_is_told_before_the_model_is_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let ran = strata(&["serve", "--port", &port]);
+    assert!(!ran.err.contains("loaded"), "{}", ran.err);
+    ran.fails(1, &["cannot listen", &port, "--port"]);
+}

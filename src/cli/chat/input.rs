@@ -13,6 +13,7 @@ use rustyline::{Config, Context, Editor, Helper};
 
 use super::commands::beginning_with;
 use crate::cli::error::CliError;
+use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
 
 /// What the user typed.
@@ -49,8 +50,8 @@ impl Input {
     }
 
     /// The next message, of one or several lines.
-    pub fn read(&mut self) -> Result<Line, CliError> {
-        let Some(editor) = &mut self.editor else { return read_plain(&mut io::stdin().lock()) };
+    pub fn read(&mut self, interrupt: &Interrupt) -> Result<Line, CliError> {
+        let Some(editor) = &mut self.editor else { return interrupt.while_idle(|| read_plain(&mut io::stdin().lock())) };
         match editor.readline("> ") {
             Ok(text) => {
                 if let Some(path) = history_file() {

@@ -70,7 +70,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     }
     loop {
         interrupt.reset();
-        let line = match input.read()? {
+        let line = match input.read(&interrupt)? {
             Line::Text(line) => line,
             Line::Cancelled => continue,
             Line::End => return Ok(()),
