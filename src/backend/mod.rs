@@ -1,6 +1,9 @@
 //! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
 
 pub mod cpu;
+pub mod gpu;
+pub mod params;
+pub mod rope;
 mod virtual_card;
 
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
