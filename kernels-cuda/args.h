@@ -332,7 +332,7 @@ struct ExpertArgs {
     uint32_t slot_stride_units; // 256-byte units between slots
     uint32_t first_slot; // slots of this launch; pairs of other slots are left alone
     uint32_t slots;
-    uint32_t table_at; // scratch: expert -> slot; NONE: not here
+    uint32_t table_at; // state: expert -> slot, NONE for an expert that is not here; NONE: expert e lies in slot e
     uint32_t scale_at; // w2: one factor an expert, or NONE
     uint32_t up_scale_at;
     uint32_t activation;
@@ -344,7 +344,9 @@ struct ExpertArgs {
 static_assert(sizeof(ExpertArgs) == 124, "ExpertArgs");
 
 struct ExpertSumArgs {
-    uint32_t products_at; // scratch: [pair][width]
+    uint32_t products_at; // scratch or work: [row][j][width]
+    uint32_t products_stride;
+    uint32_t products_in_scratch; // 1: products lie in scratch, not in work
     uint32_t ids_at; // work
     uint32_t ids_stride;
     uint32_t weights_at; // work
@@ -354,9 +356,9 @@ struct ExpertSumArgs {
     uint32_t used;
     uint32_t experts;
     uint32_t width;
-    uint32_t table_at; // scratch: expert -> slot
+    uint32_t scale_at; // w2: one factor an expert, or NONE
 };
-static_assert(sizeof(ExpertSumArgs) == 44, "ExpertSumArgs");
+static_assert(sizeof(ExpertSumArgs) == 52, "ExpertSumArgs");
 
 struct NgramGateArgs {
     uint32_t x_at; // work
@@ -378,10 +380,18 @@ struct NgramGateArgs {
 };
 static_assert(sizeof(NgramGateArgs) == 64, "NgramGateArgs");
 
-// KERNEL(name, arguments): every kernel has the parameters of STRATA_PARAMETERS.
-#define STRATA_PARAMETERS(ARGS) \
-    const ARGS args, const uint32_t *run, const uint8_t *w0, const uint8_t *w1, const float *w2, \
-    uint32_t *state, uint32_t *work, uint32_t *scratch
+// Addresses of the windows that a launch sees; 0 for none.
+struct Operands {
+    uint64_t run;
+    uint64_t w0;
+    uint64_t w1;
+    uint64_t w2;
+    uint64_t state;
+    uint64_t work;
+    uint64_t scratch;
+};
+
+// KERNEL(name, arguments): every kernel is NAME(Operands at, ARGUMENTS args).
 #define STRATA_KERNELS(KERNEL) \
     KERNEL(repeat, RepeatArgs) \
     KERNEL(add, AddArgs) \

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::*;
 use strata::backend::ArenaSizes;
 use strata::backend::gpu::{
-    Activations, Counts, KERNELS, Lowered, NONE, Operand, Region, Target, Tiles, arena_of, lower, supports,
+    Activations, Counts, KERNELS, Lowered, NONE, Operand, Region, Target, Tiles, arena_of, lower, scratch_bytes, supports,
 };
 use strata::gguf::ModelFiles;
 use strata::model::{Model, StageOptions, Tensors};
@@ -60,15 +60,14 @@ fn every_fixture_lowers_inside_its_arenas() {
         for activations in [Activations::Float, Activations::TwoBytes] {
             for max_binding_bytes in [u64::MAX, 128 << 20, 6 << 20] {
                 let target = target(max_binding_bytes, activations);
-                let mut tables = vec![];
                 for (index, program) in stage.programs.iter().enumerate() {
                     let lowered = lower(&stage, index, ArenaSizes::of(&stage), &target).expect("the program lowers");
                     assert_eq!(lowered.steps.len(), program.steps.len());
                     assert_eq!(lowered.steps.last().map(|s| s.end), Some(lowered.launches.len()));
                     check_windows(&stage, &lowered, &target);
-                    tables.push(lowered.slot_tables.clone());
                 }
-                assert!(tables.windows(2).all(|pair| pair[0] == pair[1]), "programs of a stage share their tables");
+                let beside = scratch_bytes(&stage, &target).expect("the stage lowers");
+                assert!(beside >= stage.programs.len() as u64 * 256);
             }
         }
     }
@@ -120,8 +119,8 @@ fn a_run_of_nothing_launches_nothing_and_batches_follow_the_rows() {
 fn arguments_leave_unused_operands_marked() {
     let stage = stage_of(RANDOM);
     let lowered = lower(&stage, 1, ArenaSizes::of(&stage), &target(u64::MAX, Activations::Float)).expect("the program lowers");
-    let quantised = lowered.launches.iter().filter_map(|l| l.args.get("q_at"));
-    assert!(quantised.into_iter().all(|at| at == NONE), "float activations are not rounded");
+    let products = lowered.launches.iter().filter(|l| l.kernel.info().name == "mat_mul");
+    assert!(products.filter_map(|l| l.args.get("q_at")).all(|at| at == NONE), "float activations are not rounded");
     let used: Vec<&str> =
         KERNELS.iter().filter(|k| lowered.launches.iter().any(|l| l.kernel == k.kernel)).map(|k| k.name).collect();
     for name in ["mat_mul", "attention", "delta_rule", "causal_conv", "expert_mul", "expert_sum", "router", "ngram_gate"] {

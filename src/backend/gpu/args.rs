@@ -370,7 +370,7 @@ args! {
         slot_stride_units: u32,
         /// slots of this launch; pairs of other slots are left alone
         first_slot: u32, slots: u32,
-        /// scratch: expert -> slot; NONE: not here
+        /// state: expert -> slot, NONE for an expert that is not here; NONE: expert e lies in slot e
         table_at: u32,
         /// w2: one factor an expert, or NONE
         scale_at: u32, up_scale_at: u32,
@@ -382,10 +382,12 @@ args! {
         /// choices of a tile
         tile: u32,
     }
-    /// `out = sum over j of weights[j] * products[j]`, in the order of j; experts that are not here add nothing.
+    /// `out = sum over j of weights[j] * scale[ids[j]] * products[j]`, in the order of j.
     ExpertSumArgs {
-        /// scratch: [pair][width]
-        products_at: u32,
+        /// scratch or work: [row][j][width]
+        products_at: u32, products_stride: u32,
+        /// 1: products lie in scratch, not in work
+        products_in_scratch: u32,
         /// work
         ids_at: u32, ids_stride: u32,
         /// work
@@ -393,8 +395,8 @@ args! {
         /// work
         out_at: u32, out_stride: u32,
         used: u32, experts: u32, width: u32,
-        /// scratch: expert -> slot
-        table_at: u32,
+        /// w2: one factor an expert, or NONE
+        scale_at: u32,
     }
     /// N-gram injection up to the convolution.
     NgramGateArgs {

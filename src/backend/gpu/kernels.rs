@@ -134,11 +134,11 @@ kernels! {
     /// 1.
     ExpertGroup "expert_group" ExpertGroupArgs [Run Work Scratch] One;
     /// Outputs / `Tiles::vector_outs`, pairs.
-    ExpertVec "expert_vec" ExpertArgs [W0 W2 Work Scratch] PerFormat gated true;
+    ExpertVec "expert_vec" ExpertArgs [W0 W2 State Work Scratch] PerFormat gated true;
     /// Outputs / `Tiles::matrix_outs`, tiles of choices (those past the count do nothing).
-    ExpertMul "expert_mul" ExpertArgs [W0 W2 Work Scratch] PerFormat gated true;
+    ExpertMul "expert_mul" ExpertArgs [W0 W2 State Work Scratch] PerFormat gated true;
     /// Columns / 256, rows.
-    ExpertSum "expert_sum" ExpertSumArgs [Work Scratch] One;
+    ExpertSum "expert_sum" ExpertSumArgs [W2 Work Scratch] One;
     /// Streams, rows.
     NgramGate "ngram_gate" NgramGateArgs [W2 Work] One;
 }

@@ -6,7 +6,6 @@ use super::args::Args;
 use super::kernels::{BATCHES, Kernel, Kinds, Operand};
 use super::run_block::RunLayout;
 use crate::backend::params::Limits;
-use crate::program::WeightId;
 use crate::quant::Format;
 
 /// Where the bytes of an operand lie.
@@ -168,25 +167,14 @@ impl Launch {
     }
 }
 
-/// Where the table expert → slot of one pool of experts lies in the scratch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SlotTable {
-    /// The first matrix of the pool's slabs.
-    pub weight: WeightId,
-    pub experts: u32,
-    pub offset_bytes: u64,
-}
-
 /// A program as kernel calls.
 #[derive(Debug, Clone)]
 pub struct Lowered {
     pub launches: Vec<Launch>,
-    /// Launches of each step of the program.
+    /// Launches of each step of the program; none for steps that the host takes.
     pub steps: Vec<Range<usize>>,
     /// Bytes beside the arenas.
     pub scratch_bytes: u64,
-    /// Tables that the host writes before the first run: identity where every expert is resident.
-    pub slot_tables: Vec<SlotTable>,
     pub run: RunLayout,
     pub limits: Limits,
 }

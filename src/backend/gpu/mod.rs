@@ -12,12 +12,16 @@
 //! arguments count words (weights: bytes) from there. Matrices and pools of experts that do not fit a window are cut into
 //! several launches.
 //!
-//! **Calling convention.** `kernel(args by value, run, w0, w1, w2, state, work, scratch)`, all but the first pointers to the
-//! windows (null where a launch has none), workgroups of as many threads as the backend chooses for a kernel, grid as the launch
+//! **Calling convention.** `kernel(operands, args)`, both structs by value: the addresses of run block, `w0`, `w1`, `w2`, state,
+//! work and scratch (0 where a launch has none), then the kernel's own arguments. Workgroups of as many threads as the backend chooses for a kernel, grid as the launch
 //! says. Launches of a run are ordered: each sees what the ones before wrote.
 //!
-//! **Experts.** Weights of experts are addressed through a table expert → slot in the scratch, the identity where all are
-//! resident. [`args::NONE`] there means: not on this device, contributes nothing.
+//! **Experts.** Where not all experts of a layer are held, their weights are found through a table expert → slot in the state
+//! arena. Choices of experts without a slot are left alone.
+//!
+//! **Rounded activations.** `quantise` writes 20 words for 32 values `128 * high + low` in steps of a scale: 8 words of high
+//! bytes, 8 of low bytes (in order, four to a word), the scale (f32), the sums of the first and of the last 16 values in steps
+//! (i32), and 0.
 
 pub mod args;
 pub mod kernels;
@@ -29,7 +33,7 @@ mod target;
 
 pub use args::{Args, NONE};
 pub use kernels::{KERNELS, Kernel, KernelInfo, Operand};
-pub use launch::{Count, Counts, Extent, Launch, Lowered, Region, SlotTable, Variant, Window};
-pub use lower::{arena_of, lower, quantised_stride, supports};
+pub use launch::{Count, Counts, Extent, Launch, Lowered, Region, Variant, Window};
+pub use lower::{arena_of, lower, quantised_stride, scratch_bytes, supports};
 pub use run_block::{RunBlock, RunLayout};
 pub use target::{Activations, Target, Tiles};

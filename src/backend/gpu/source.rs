@@ -76,9 +76,11 @@ pub fn c_header() -> String {
     let _ = writeln!(text, "\n// Window rows that a mat_vec kernel works on at once.");
     let _ = writeln!(text, "#define STRATA_BATCHES {}\n", BATCHES.map(|b| b.to_string()).join(", "));
     LAYOUTS.iter().for_each(|layout| c_struct(&mut text, layout));
-    text += "// KERNEL(name, arguments): every kernel has the parameters of STRATA_PARAMETERS.\n";
-    text += "#define STRATA_PARAMETERS(ARGS) \\\n    const ARGS args, const uint32_t *run, const uint8_t *w0, \
-             const uint8_t *w1, const float *w2, \\\n    uint32_t *state, uint32_t *work, uint32_t *scratch\n";
+    text += "// Addresses of the windows that a launch sees; 0 for none.\nstruct Operands {\n";
+    for operand in Operand::ALL {
+        let _ = writeln!(text, "    uint64_t {};", operand.name());
+    }
+    text += "};\n\n// KERNEL(name, arguments): every kernel is NAME(Operands at, ARGUMENTS args).\n";
     text += "#define STRATA_KERNELS(KERNEL)";
     for info in KERNELS {
         let _ = write!(text, " \\\n    KERNEL({}, {})", info.name, info.args.name);

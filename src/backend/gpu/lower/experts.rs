@@ -2,23 +2,10 @@
 
 use super::super::args::{ExpertArgs, ExpertGroupArgs, ExpertSumArgs, NONE, RouterArgs};
 use super::super::kernels::{Kernel, Operand};
-use super::super::launch::{Extent, Region, SlotTable, Window};
+use super::super::launch::{Extent, Region, Window};
 use super::matmul::activation_code;
 use super::{Call, Grouped, Lowering, Outcome, word};
-use crate::program::{ARENA_ALIGN_BYTES, ExpertMatrix, Op, Stage, View, WeightDecl, WeightId, align_up};
-
-/// Tables expert → slot, one for each pool of slabs, in the order of the weights.
-pub fn slot_tables(stage: &Stage) -> Vec<SlotTable> {
-    let mut tables: Vec<SlotTable> = vec![];
-    let mut end = 0;
-    for (i, w) in stage.weights.iter().enumerate().filter(|(_, w)| w.experts > 1) {
-        if !tables.iter().any(|t| same_slab(stage.weight(t.weight), w)) {
-            tables.push(SlotTable { weight: WeightId(i as u32), experts: w.experts, offset_bytes: end });
-            end += align_up(u64::from(w.experts) * 4, ARENA_ALIGN_BYTES);
-        }
-    }
-    tables
-}
+use crate::program::{ARENA_ALIGN_BYTES, ExpertMatrix, Op, StateId, StateKind, View, WeightDecl, WeightId};
 
 /// Whether two weights are parts of the same experts' slabs.
 fn same_slab(a: &WeightDecl, b: &WeightDecl) -> bool {
@@ -43,6 +30,7 @@ struct Products<'a> {
     /// The second product, made before.
     up_at: u32,
     activation: u32,
+    slots: Option<StateId>,
     to: To,
 }
 
@@ -51,6 +39,22 @@ enum To {
     Work(View),
     /// `[pair][output]`
     Scratch(u32),
+}
+
+/// Where the products of a row's choices lie.
+#[derive(Clone, Copy)]
+enum Summands {
+    Work(View),
+    Scratch { at: u32, stride: u32 },
+}
+
+impl Summands {
+    fn in_work(&self) -> Option<View> {
+        match self {
+            Summands::Work(x) => Some(*x),
+            Summands::Scratch { .. } => None,
+        }
+    }
 }
 
 /// Slots that one launch sees.
@@ -64,7 +68,7 @@ impl Lowering<'_> {
     pub(super) fn experts(&mut self, op: &Op) -> Outcome {
         match op {
             Op::Router { logits, normalise, ids, weights, .. } => self.router(*logits, *normalise, *ids, *weights),
-            Op::ExpertGated { x, ids, gate, up, activation, out } => {
+            Op::ExpertGated { x, ids, gate, up, activation, slots, out } => {
                 let activation = activation_code(*activation);
                 let (g, u) = (self.weight(gate.weight)?, self.weight(up.weight)?);
                 let fused = g.format == u.format && same_slab(g, u);
@@ -76,6 +80,7 @@ impl Lowering<'_> {
                     second: fused.then_some(up),
                     up_at: NONE,
                     activation,
+                    slots: *slots,
                     to: To::Work(*out),
                 };
                 if !fused {
@@ -88,27 +93,39 @@ impl Lowering<'_> {
             }
             Op::ExpertDown { x, ids, weights, down, out } => {
                 let at = self.scratch(self.max_pairs(*ids) * u64::from(down.rows))?;
-                let cols = self.weight(down.weight)?.cols;
-                let (first, to) = (down, To::Scratch(at));
-                let products =
-                    Products { x: *x, x_pair_stride: cols, ids: *ids, first, second: None, up_at: NONE, activation: 0, to };
-                self.products(&products)?;
-                self.expert_sum(at, *ids, *weights, down, *out)
+                self.down_products(*x, *ids, down, None, To::Scratch(at))?;
+                let products = Summands::Scratch { at, stride: down.rows * ids.width };
+                self.expert_sum(products, *ids, *weights, down.scale, *out)
             }
+            Op::ExpertDownEach { x, ids, down, slots, out } => self.down_products(*x, *ids, down, Some(*slots), To::Work(*out)),
+            Op::ExpertSum { x, ids, weights, scale, out } => self.expert_sum(Summands::Work(*x), *ids, *weights, *scale, *out),
             _ => Err("no kernel for the op".into()),
         }
+    }
+
+    /// Products of the down matrices, without their scale.
+    fn down_products(&mut self, x: View, ids: View, down: &ExpertMatrix, slots: Option<StateId>, to: To) -> Outcome {
+        let first = ExpertMatrix { scale: None, ..*down };
+        let x_pair_stride = self.weight(down.weight)?.cols;
+        let (second, up_at, activation) = (None, NONE, 0);
+        self.products(&Products { x, x_pair_stride, ids, first: &first, second, up_at, activation, slots, to })
     }
 
     fn max_pairs(&self, ids: View) -> u64 {
         u64::from(self.max_rows(ids)) * u64::from(ids.width)
     }
 
-    fn table_at(&self, w: &WeightDecl) -> Outcome<u32> {
-        if w.experts == 1 {
-            return Err(format!("{} is no matrix of several experts", w.tensor));
+    /// The table expert → slot, and the window it lies in.
+    fn table(&self, slots: Option<StateId>, w: &WeightDecl) -> Outcome<(Option<Window>, u32)> {
+        let Some(id) = slots else {
+            let held = w.holds_all();
+            return if held { Ok((None, NONE)) } else { Err(format!("{} of {} experts without a table", w.slots, w.experts)) };
+        };
+        let (_, window, at, _) = self.state(id)?;
+        match self.stage.state(id).kind {
+            StateKind::ExpertSlots { experts, .. } if experts == w.experts => Ok((Some(window), at)),
+            _ => Err("the state is no table of the experts' slots".into()),
         }
-        let table = self.slot_tables.iter().find(|t| same_slab(self.stage.weight(t.weight), w));
-        word(table.ok_or("the experts have no slots")?.offset_bytes / 4)
     }
 
     fn router(&mut self, logits: View, normalise: bool, ids: View, weights: View) -> Outcome {
@@ -145,7 +162,7 @@ impl Lowering<'_> {
         let quantised = self.quantise(p.x, w.format)?;
         let grouped = if self.few_rows(p.x) { None } else { Some(self.group(p.ids, w.experts)?) };
         let mut slot = 0;
-        while slot < w.experts {
+        while slot < w.slots {
             let pool = self.pool(p, slot)?;
             slot += pool.slots;
             self.products_of(p, &pool, quantised, grouped)?;
@@ -167,7 +184,7 @@ impl Lowering<'_> {
             - weights.iter().map(|w| w.offset_bytes).min().unwrap_or(0);
         let end = start.saturating_add(self.target.max_binding_bytes).min(self.visible_end(Region::Weights, start));
         let fit = (end - start).checked_sub(slab).map_or(0, |rest| rest / stride + 1);
-        let slots = fit.min(u64::from(weights[0].experts - first_slot)) as u32;
+        let slots = fit.min(u64::from(weights[0].slots - first_slot)) as u32;
         if slots == 0 {
             let name = &weights[0].tensor;
             return Err(format!("an expert of {name} ({slab} bytes) is larger than what a kernel of this device can see"));
@@ -178,6 +195,7 @@ impl Lowering<'_> {
 
     fn products_of(&mut self, p: &Products<'_>, pool: &Pool, quantised: (u32, u32), grouped: Option<Grouped>) -> Outcome {
         let w = self.weight(p.first.weight)?;
+        let (state, table_at) = self.table(p.slots, w)?;
         let (w2, [scale_at, up_scale_at]) = self.vectors([p.first.scale, p.second.and_then(|m| m.scale)])?;
         let views = match p.to {
             To::Work(out) => vec![p.x, p.ids, out],
@@ -219,7 +237,7 @@ impl Lowering<'_> {
             slot_stride_units: word(w.expert_stride_bytes / ARENA_ALIGN_BYTES)?,
             first_slot: pool.first_slot,
             slots: pool.slots,
-            table_at: self.table_at(w)?,
+            table_at,
             scale_at,
             up_scale_at,
             activation: p.activation,
@@ -231,7 +249,8 @@ impl Lowering<'_> {
         let mut call = self.products_call(p, outs, grouped.is_some())?;
         call.format = Some(w.format);
         call.gated = p.second.is_some();
-        self.push(call.work(&work).with(Operand::W0, Some(pool.window)).with(Operand::W2, w2), args);
+        let call = call.with(Operand::W0, Some(pool.window)).with(Operand::W2, w2).with(Operand::State, state);
+        self.push(call.work(&work), args);
         Ok(())
     }
 
@@ -252,14 +271,23 @@ impl Lowering<'_> {
         Ok(Call::new(Kernel::ExpertMul, [Extent::Fixed(outs.div_ceil(tiles.matrix_outs)), each, one]))
     }
 
-    fn expert_sum(&mut self, products_at: u32, ids: View, weights: View, down: &ExpertMatrix, out: View) -> Outcome {
-        let work = self.work(&[ids, weights, out])?;
+    fn expert_sum(&mut self, products: Summands, ids: View, weights: View, scale: Option<WeightId>, out: View) -> Outcome {
+        let mut views = vec![ids, weights, out];
+        views.extend(products.in_work());
+        let work = self.work(&views)?;
+        let (products_at, products_stride, products_in_scratch) = match products {
+            Summands::Work(x) => self.place(x, &work).map(|(at, stride)| (at, stride, 0))?,
+            Summands::Scratch { at, stride } => (at, stride, 1),
+        };
         let (ids_at, ids_stride) = self.place(ids, &work)?;
         let (weights_at, weights_stride) = self.place(weights, &work)?;
         let (out_at, out_stride) = self.place(out, &work)?;
-        let w = self.weight(down.weight)?;
+        let (w2, scale_at) = self.vector(scale)?;
+        let experts = scale.map_or(Ok(1), |s| self.weight(s).map(|w| w.cols * w.rows))?;
         let args = ExpertSumArgs {
             products_at,
+            products_stride,
+            products_in_scratch,
             ids_at,
             ids_stride,
             weights_at,
@@ -267,11 +295,11 @@ impl Lowering<'_> {
             out_at,
             out_stride,
             used: ids.width,
-            experts: w.experts,
+            experts,
             width: out.width,
-            table_at: self.table_at(w)?,
+            scale_at,
         };
-        let call = Call::new(Kernel::ExpertSum, self.columns_by_rows(out.width, out)?).work(&work);
+        let call = Call::new(Kernel::ExpertSum, self.columns_by_rows(out.width, out)?).work(&work).with(Operand::W2, w2);
         self.push(call, args);
         Ok(())
     }

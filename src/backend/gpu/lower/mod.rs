@@ -8,7 +8,7 @@ mod rowwise;
 
 use super::args::{Args, NONE};
 use super::kernels::{Kernel, MAX_VECTOR_ROWS, Operand};
-use super::launch::{Count, Extent, Launch, Lowered, Region, SlotTable, Window};
+use super::launch::{Count, Extent, Launch, Lowered, Region, Window};
 use super::run_block::RunLayout;
 use super::target::{Activations, Target};
 use crate::backend::ArenaSizes;
@@ -39,6 +39,20 @@ pub fn lower(stage: &Stage, index: usize, sizes: ArenaSizes, target: &Target) ->
         steps.push(first..lowering.launches.len());
     }
     lowering.finish(steps).map_err(|problem| (program.name.clone(), problem))
+}
+
+/// Bytes that the programs of a stage need beside the arenas: the largest scratch, and a run block each.
+///
+/// # Errors
+/// As [`lower`].
+pub fn scratch_bytes(stage: &Stage, target: &Target) -> Result<u64, (String, String)> {
+    let (mut scratch, mut blocks) = (0, 0);
+    for index in 0..stage.programs.len() {
+        let lowered = lower(stage, index, ArenaSizes::of(stage), target)?;
+        scratch = lowered.scratch_bytes.max(scratch);
+        blocks += align_up(lowered.run.bytes(), ARENA_ALIGN_BYTES);
+    }
+    Ok(scratch + blocks)
 }
 
 /// Whether a device can run an op of a program.
@@ -107,7 +121,6 @@ struct Lowering<'a> {
     sizes: ArenaSizes,
     target: &'a Target,
     run: RunLayout,
-    slot_tables: Vec<SlotTable>,
     launches: Vec<Launch>,
     /// Scratch that lives as long as the program, and where the scratch of steps begins.
     kept_bytes: u64,
@@ -131,7 +144,6 @@ impl<'a> Lowering<'a> {
             sizes,
             target,
             run: RunLayout::new(stage, program),
-            slot_tables: vec![],
             launches: vec![],
             kept_bytes: 0,
             scratch_bytes: 0,
@@ -142,10 +154,6 @@ impl<'a> Lowering<'a> {
             choices_at: 0,
             tiles_at: 0,
         };
-        // Tables come first, so that they lie at the same place for all programs of a stage.
-        lowering.slot_tables = experts::slot_tables(stage);
-        let tables: u64 = lowering.slot_tables.iter().map(|t| align_up(u64::from(t.experts) * 4, ARENA_ALIGN_BYTES)).sum();
-        lowering.kept_bytes = tables;
         lowering.keep_shared_scratch();
         lowering.scratch_bytes = lowering.kept_bytes;
         lowering.step_bytes = lowering.kept_bytes;
@@ -158,7 +166,7 @@ impl<'a> Lowering<'a> {
         for step in &self.program.steps {
             let x = match &step.op {
                 Op::MatMul { x, .. } => Some(*x),
-                Op::ExpertGated { x, .. } | Op::ExpertDown { x, .. } => Some(*x),
+                Op::ExpertGated { x, .. } | Op::ExpertDown { x, .. } | Op::ExpertDownEach { x, .. } => Some(*x),
                 _ => None,
             };
             if let (Some(x), Activations::TwoBytes) = (x, self.target.activations) {
@@ -194,8 +202,8 @@ impl<'a> Lowering<'a> {
             }
         }
         let limits = Limits::of(self.stage, self.program);
-        let Lowering { launches, slot_tables, run, .. } = self;
-        Ok(Lowered { launches, steps, scratch_bytes, slot_tables, run, limits })
+        let Lowering { launches, run, .. } = self;
+        Ok(Lowered { launches, steps, scratch_bytes, run, limits })
     }
 
     fn step(&mut self, op: &Op) -> Outcome {
@@ -208,6 +216,8 @@ impl<'a> Lowering<'a> {
             Op::IndexAppend { .. } | Op::BlockSelect { .. } => self.indexer(op)?,
             Op::CausalConv { .. } | Op::DeltaRule { .. } => self.recurrent(op)?,
             Op::Router { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. } => self.experts(op)?,
+            Op::ExpertDownEach { .. } | Op::ExpertSum { .. } => self.experts(op)?,
+            Op::HostExperts { .. } | Op::HostJoin { .. } => {}
         }
         self.forget_overwritten(op);
         Ok(())
@@ -375,10 +385,9 @@ impl<'a> Lowering<'a> {
     }
 }
 
-/// Words of a row of rounded activations: high bytes, low bytes, a scale for 32, a sum for 16.
+/// Words of a row of rounded activations.
 pub fn quantised_stride(width: u32) -> u32 {
-    let width = width.next_multiple_of(32);
-    width / 4 * 2 + width / 32 + width / 16
+    width.div_ceil(32) * 20
 }
 
 /// A number of words that fits kernels' arithmetic.
