@@ -6,6 +6,7 @@ pub mod gpu;
 pub mod params;
 pub mod rope;
 mod virtual_card;
+pub mod webgpu;
 
 pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
@@ -17,7 +18,7 @@ use thiserror::Error;
 use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
 
 /// Everything that finds cards; one line a backend.
-pub const FINDERS: &[&dyn Finder] = &[];
+pub const FINDERS: &[&dyn Finder] = &[&webgpu::VULKAN, &webgpu::DX12, &webgpu::METAL];
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,6 +77,8 @@ pub enum BackendError {
     Unsupported { device: String, op: String, reason: String },
     #[error("{device}: {problem}")]
     Rejected { device: String, problem: String },
+    #[error("{device} was lost during {during}: {reason}")]
+    Lost { device: String, during: String, reason: String },
     #[error("{device} was interrupted")]
     Interrupted { device: String },
 }
