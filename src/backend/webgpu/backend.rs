@@ -9,7 +9,7 @@ use super::arena::{Arena, download_staging};
 use super::device::Gpu;
 use super::pipelines::Pipelines;
 use super::prepare::{Memory, Prepared, buffer};
-use super::shader;
+use super::shader::{self, Tuning};
 use crate::backend::discovery::CardOptions;
 use crate::backend::gpu::{lower, scratch_bytes, supports};
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
@@ -39,9 +39,9 @@ pub struct WebGpuBackend {
 impl WebGpuBackend {
     /// # Errors
     /// The driver refuses a device.
-    pub fn new(adapter: &Adapter, id: &str, options: CardOptions) -> Result<WebGpuBackend, BackendError> {
+    pub fn new(adapter: &Adapter, id: &str, options: CardOptions, tuning: Option<Tuning>) -> Result<WebGpuBackend, BackendError> {
         Ok(WebGpuBackend {
-            gpu: Gpu::open(adapter, id)?,
+            gpu: Gpu::open(adapter, id, tuning)?,
             options,
             sizes: None,
             memory: None,

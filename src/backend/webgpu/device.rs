@@ -46,7 +46,7 @@ pub enum Fault {
 }
 
 impl Gpu {
-    pub fn open(adapter: &Adapter, id: &str) -> Result<Gpu, BackendError> {
+    pub fn open(adapter: &Adapter, id: &str, tuned: Option<Tuning>) -> Result<Gpu, BackendError> {
         let info = adapter.get_info();
         let wanted = Features::PIPELINE_CACHE | Features::SUBGROUP;
         let descriptor = DeviceDescriptor {
@@ -63,7 +63,7 @@ impl Gpu {
         device.set_device_lost_callback(move |reason, text| keep_first(&for_lost.lost, format!("{reason:?}: {text}")));
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| keep_first(&for_errors.error, error.to_string())));
         let software = info.device_type == DeviceType::Cpu;
-        let tuning = tuning(software, info.subgroup_min_size);
+        let tuning = tuned.unwrap_or_else(|| tuning(software, info.subgroup_min_size));
         let limits = device.limits();
         let facts = DeviceFacts {
             id: id.into(),

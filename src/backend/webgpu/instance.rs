@@ -4,6 +4,7 @@ use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor
 
 use super::backend::WebGpuBackend;
 use super::memory::vulkan_facts;
+use super::shader::Tuning;
 use crate::backend::discovery::{Absent, CardLimits, CardOptions, FoundCard, Interface, NamedCard, PciPlace};
 use crate::backend::{Backend, BackendError, Finder};
 
@@ -38,6 +39,23 @@ impl WebGpuFinder {
             ..InstanceDescriptor::new_without_display_handle()
         };
         pollster::block_on(Instance::new(descriptor).enumerate_adapters(self.backends))
+    }
+
+    /// Opens a card with kernels made for other numbers than the card's own, to try them.
+    ///
+    /// # Errors
+    /// The card is gone, or the driver refuses a device.
+    pub fn open_tuned(
+        &self,
+        card: &NamedCard,
+        options: &CardOptions,
+        tuning: Option<Tuning>,
+    ) -> Result<WebGpuBackend, BackendError> {
+        let adapters = self.adapters();
+        let adapter = adapters
+            .get(card.card.driver_index as usize)
+            .ok_or_else(|| BackendError::Rejected { device: card.id.clone(), problem: "the card is gone".into() })?;
+        WebGpuBackend::new(adapter, &card.id, options.clone(), tuning)
     }
 
     fn card(&self, index: usize, adapter: &Adapter) -> FoundCard {
@@ -95,11 +113,6 @@ impl Finder for WebGpuFinder {
     }
 
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
-        let adapters = self.adapters();
-        let adapter = adapters.get(card.card.driver_index as usize).ok_or_else(|| BackendError::Rejected {
-            device: card.id.clone(),
-            problem: "the card is gone".into(),
-        })?;
-        Ok(Box::new(WebGpuBackend::new(adapter, &card.id, options.clone())?))
+        Ok(Box::new(self.open_tuned(card, options, None)?))
     }
 }

@@ -20,3 +20,4 @@ pub mod shader;
 
 pub use backend::WebGpuBackend;
 pub use instance::{DX12, METAL, VULKAN, WebGpuFinder};
+pub use shader::Tuning;

@@ -215,8 +215,10 @@ mod tests {
                 let source = compose(&variant, &tuning).unwrap();
                 let module = naga::front::wgsl::parse_str(&source)
                     .unwrap_or_else(|e| panic!("{}: {}", variant.name(), e.emit_to_string(&source)));
-                let mut validator =
-                    naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+                let mut validator = naga::valid::Validator::new(
+                    naga::valid::ValidationFlags::all(),
+                    naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+                );
                 validator.validate(&module).unwrap_or_else(|e| panic!("{}: {}", variant.name(), e.emit_to_string(&source)));
             }
         }
