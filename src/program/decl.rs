@@ -193,6 +193,8 @@ impl StateDecl {
                 vec![piece(u64::from(version) * version_bytes, version_bytes)]
             }
             StateKind::ConvHistory { .. } => vec![whole],
+            // Not of a sequence: where experts lie.
+            StateKind::ExpertSlots { .. } => vec![],
         }
     }
 }
