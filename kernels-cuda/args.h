@@ -330,7 +330,7 @@ struct ExpertArgs {
     u32 slot_stride_units; // 256-byte units between slots
     u32 first_slot; // slots of this launch; pairs of other slots are left alone
     u32 slots;
-    u32 table_at; // scratch: expert -> slot; NONE: not here
+    u32 table_at; // state: expert -> slot, NONE for an expert that is not here; NONE: expert e lies in slot e
     u32 scale_at; // w2: one factor an expert, or NONE
     u32 up_scale_at;
     u32 activation;
@@ -342,7 +342,9 @@ struct ExpertArgs {
 static_assert(sizeof(ExpertArgs) == 124, "ExpertArgs");
 
 struct ExpertSumArgs {
-    u32 products_at; // scratch: [pair][width]
+    u32 products_at; // scratch or work: [row][j][width]
+    u32 products_stride;
+    u32 products_in_scratch; // 1: products lie in scratch, not in work
     u32 ids_at; // work
     u32 ids_stride;
     u32 weights_at; // work
@@ -352,9 +354,9 @@ struct ExpertSumArgs {
     u32 used;
     u32 experts;
     u32 width;
-    u32 table_at; // scratch: expert -> slot
+    u32 scale_at; // w2: one factor an expert, or NONE
 };
-static_assert(sizeof(ExpertSumArgs) == 44, "ExpertSumArgs");
+static_assert(sizeof(ExpertSumArgs) == 52, "ExpertSumArgs");
 
 struct NgramGateArgs {
     u32 x_at; // work
@@ -376,3 +378,13 @@ struct NgramGateArgs {
 };
 static_assert(sizeof(NgramGateArgs) == 64, "NgramGateArgs");
 
+// Addresses of the windows that a launch sees; 0 for none.
+struct Operands {
+    u64 run;
+    u64 w0;
+    u64 w1;
+    u64 w2;
+    u64 state;
+    u64 work;
+    u64 scratch;
+};

@@ -24,11 +24,6 @@ constexpr u32 GROUPS = THREADS / LANES;
 #include "prelude_cuda.h"
 #endif
 
-/// Device addresses of what a launch may touch: each is where the operand's window begins, or 0.
-struct Operands {
-    u64 run, w0, w1, w2, state, work, scratch;
-};
-
 #include "args.h"
 #include "functions.h"
 

@@ -116,12 +116,14 @@ KERNEL(expert_sum, ExpertSumArgs) {
     const u32 row = block_y();
     const u32* ids = work_words(at) + row_at(a.ids_at, row, a.ids_stride);
     const float* weights = work_floats(at) + row_at(a.weights_at, row, a.weights_stride);
+    const float* products = (a.products_in_scratch ? scratch_floats(at) : work_floats(at)) + row_at(a.products_at, row, a.products_stride);
     float* out = work_floats(at) + row_at(a.out_at, row, a.out_stride);
     each_column(a.width, [&](u32 c) {
         float sum = 0.0f;
         for (u32 j = 0; j < a.used; j++) {
-            if (ids[j] >= a.experts || scratch_words(at)[a.table_at + ids[j]] == NONE) continue;
-            sum += scratch_floats(at)[row_at(a.products_at, row * a.used + j, a.width) + c] * weights[j];
+            const u32 expert = ids[j] < a.experts ? ids[j] : a.experts - 1;
+            const float scale = a.scale_at == NONE ? 1.0f : w2_floats(at)[a.scale_at + expert];
+            sum += products[j * a.width + c] * scale * weights[j];
         }
         out[c] = sum;
     });

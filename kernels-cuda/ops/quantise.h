@@ -4,7 +4,7 @@
 
 KERNEL(quantise, QuantiseArgs) {
     const float* x = work_floats(at) + row_at(a.x_at, block_y(), a.x_stride);
-    u32* row = rounded_row(scratch_words(at), a.q_at, a.q_stride, block_y());
+    u32* row = scratch_words(at) + row_at(a.q_at, block_y(), a.q_stride);
     const u32 groups = (a.width + 31) / 32;
     for (u32 i = group(); i < COLUMNS / 32; i += GROUPS) {
         const u32 g = block_x() * (COLUMNS / 32) + i;
@@ -20,6 +20,8 @@ KERNEL(quantise, QuantiseArgs) {
         u32* words = row + g * ROUNDED_WORDS;
         reinterpret_cast<i8*>(words)[lane()] = static_cast<i8>(high);
         reinterpret_cast<i8*>(words + 8)[lane()] = static_cast<i8>(whole - (high << 7));
+        const int sum = sum_half_lanes(whole);
         if (lane() == 0) words[16] = float_to_bits(most / ROUNDED_STEPS);
+        if (lane() % 16 == 0) words[17 + lane() / 16] = static_cast<u32>(sum);
     }
 }

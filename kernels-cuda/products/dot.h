@@ -80,7 +80,7 @@ DEVICE void finish_product(const Operands& at, const MatArgs& a, u32 row, u32 o,
 template <class F>
 DEVICE InputOf<F> input_row(const Operands& at, const MatArgs& a, u32 row) {
     if constexpr (F::FLOATS) return work_floats(at) + row_at(a.x_at, row, a.x_stride);
-    else return rounded_row(scratch_words(at), a.q_at, a.q_stride, row);
+    else return scratch_words(at) + row_at(a.q_at, row, a.q_stride);
 }
 
 /// One choice of an expert.
@@ -92,12 +92,13 @@ struct Pair {
 template <class F>
 DEVICE InputOf<F> input_pair(const Operands& at, const ExpertArgs& a, Pair p) {
     if constexpr (F::FLOATS) return work_floats(at) + row_at(a.x_at, p.row, a.x_stride) + p.choice * a.x_pair_stride;
-    else return rounded_row(scratch_words(at), a.q_at, a.q_stride, p.row) + p.choice * (a.x_pair_stride / 32) * ROUNDED_WORDS;
+    else return scratch_words(at) + row_at(a.q_at, p.row, a.q_stride) + p.choice * (a.x_pair_stride / 32) * ROUNDED_WORDS;
 }
 
 /// The slot of an expert among those of this launch, or NONE.
 DEVICE u32 slot_of(const Operands& at, const ExpertArgs& a, u32 expert) {
-    const u32 slot = expert < a.experts ? scratch_words(at)[a.table_at + expert] : NONE;
+    if (expert >= a.experts) return NONE;
+    const u32 slot = a.table_at == NONE ? expert : reinterpret_cast<const u32*>(at.state)[a.table_at + expert];
     return slot == NONE || slot - a.first_slot >= a.slots ? NONE : slot - a.first_slot;
 }
 

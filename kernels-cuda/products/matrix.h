@@ -35,29 +35,15 @@ DEVICE void load_weights(WeightTile* tile, const u8* rows, u32 row_bytes, u32 ou
     }
 }
 
-/// Rounded activations of a tile, and the sums of each 16 of them in steps.
+/// Rounded activations of a tile.
 struct RoundedTile {
     u32 words[TILE_ROWS * ROUNDED_STRIDE];
-    float sum[TILE_ROWS * 2];
 };
 
-template <class F>
 DEVICE void load_rounded(RoundedTile* tile, const u64* rows, u32 column_group) {
     for (u32 i = thread_index(); i < TILE_ROWS * ROUNDED_WORDS; i += THREADS) {
         const u32 row = i / ROUNDED_WORDS, word = i % ROUNDED_WORDS;
         tile->words[row * ROUNDED_STRIDE + word] = reinterpret_cast<const u32*>(rows[row])[column_group * ROUNDED_WORDS + word];
-    }
-    if constexpr (F::OFFSET) {
-        barrier();
-        for (u32 i = thread_index(); i < TILE_ROWS * 2; i += THREADS) {
-            const u32* high = tile->words + i / 2 * ROUNDED_STRIDE + i % 2 * 4;
-            int h = 0, l = 0;
-            for (u32 k = 0; k < 4; k++) {
-                h = dot_bytes(ONES, high[k], h);
-                l = dot_bytes(ONES, high[k + 8], l);
-            }
-            tile->sum[i] = static_cast<float>(128 * h + l);
-        }
     }
 }
 
@@ -113,8 +99,9 @@ DEVICE void add_products(const WeightTile& w, const RoundedTile& x, float result
         for (u32 i = 0; i < RESULTS; i++) {
             const Place p = place_of(i);
             float term = w.scale[p.out * 2 + half] * static_cast<float>(sums[i]);
-            if constexpr (F::OFFSET) term = fma(w.offset[p.out * 2 + half], x.sum[p.row * 2 + half], term);
-            results[i] = fma(term, bits_to_float(x.words[p.row * ROUNDED_STRIDE + 16]), results[i]);
+            const u32* words = x.words + p.row * ROUNDED_STRIDE;
+            if constexpr (F::OFFSET) term = fma(w.offset[p.out * 2 + half], static_cast<float>(static_cast<int>(words[17 + half])), term);
+            results[i] = fma(term, bits_to_float(words[16]), results[i]);
         }
     }
 }
@@ -128,7 +115,7 @@ DEVICE void rounded_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, 
         barrier();
         load_weights<F>(&weights[0], gate, row_bytes, outs, g);
         if constexpr (GATED) load_weights<F>(&weights[1], up, row_bytes, outs, g);
-        load_rounded<F>(&rounded[0], x, g);
+        load_rounded(&rounded[0], x, g);
         barrier();
         add_products<F>(weights[0], rounded[0], results);
         if constexpr (GATED) add_products<F>(weights[1], rounded[0], ups);
