@@ -1,7 +1,7 @@
 //! The run block: everything that changes from run to run, in one small piece of memory with a fixed layout.
 //!
 //! ```text
-//! words 0..8      rows, outputs, spans, then where the lists of spans and outputs begin, 0, 0, 0
+//! words 0..8      rows, outputs, spans, first word of the spans, first word of the outputs, 0, 0, 0
 //! rows            [max_rows] RunRow
 //! spans           [max_rows] RunSpan
 //! outputs         [max_outputs] index of a row
@@ -43,7 +43,7 @@ pub struct RunSpan {
 
 pub const ROW_WORDS: usize = size_of::<RunRow>() / 4;
 pub const SPAN_WORDS: usize = size_of::<RunSpan>() / 4;
-const HEADER_WORDS: usize = 8;
+pub const HEADER_WORDS: usize = 8;
 
 /// Words of the header, by the names they have in the kernels.
 pub const RUN_ROWS: u32 = 0;
@@ -51,7 +51,6 @@ pub const RUN_OUTPUTS: u32 = 1;
 pub const RUN_SPANS: u32 = 2;
 pub const RUN_SPANS_AT: u32 = 3;
 pub const RUN_OUTPUTS_AT: u32 = 4;
-pub const RUN_ROWS_AT: u32 = HEADER_WORDS as u32;
 
 /// Angles for which position of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::args::{ArgsLayout, CONSTANTS, FieldType, LAYOUTS};
 use super::kernels::{KernelInfo, Operand};
-use super::run_block::{ROW_WORDS, RUN_OUTPUTS, RUN_OUTPUTS_AT, RUN_ROWS, RUN_ROWS_AT, RUN_SPANS, RUN_SPANS_AT, SPAN_WORDS};
+use super::run_block::{HEADER_WORDS, ROW_WORDS, RUN_OUTPUTS, RUN_OUTPUTS_AT, RUN_ROWS, RUN_SPANS, RUN_SPANS_AT, SPAN_WORDS};
 
 /// Words of the run block's header and rows, by the names they have in the kernels.
 const RUN_CONSTANTS: &[(&str, u32)] = &[
@@ -14,7 +14,7 @@ const RUN_CONSTANTS: &[(&str, u32)] = &[
     ("RUN_SPANS", RUN_SPANS),
     ("RUN_SPANS_AT", RUN_SPANS_AT),
     ("RUN_OUTPUTS_AT", RUN_OUTPUTS_AT),
-    ("RUN_ROWS_AT", RUN_ROWS_AT),
+    ("RUN_ROWS_AT", HEADER_WORDS as u32),
     ("ROW_WORDS", ROW_WORDS as u32),
     ("ROW_SLOT", 0),
     ("ROW_INDEX", 1),
@@ -65,7 +65,7 @@ pub fn binding(operand: Operand) -> u32 {
     1 + Operand::ALL.iter().position(|o| *o == operand).unwrap_or(0) as u32
 }
 
-/// `kernels-cuda/args.h`. The kernels' prelude defines `u32`.
+/// `kernels-cuda/args.h`. Kernels define `u32` and `u64`: NVRTC has no standard headers.
 pub fn c_header() -> String {
     let mut text = String::from(
         "// Made from src/backend/gpu/args.rs by `cargo run --example gpu_args_header`: change that, not this.\n#pragma once\n\n",
@@ -73,11 +73,13 @@ pub fn c_header() -> String {
     for (name, value) in constants() {
         let _ = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
-    for layout in LAYOUTS {
-        text += "\n";
-        c_struct(&mut text, layout);
+    text += "\n";
+    LAYOUTS.iter().for_each(|layout| c_struct(&mut text, layout));
+    text += "// Addresses of the windows that a launch sees; 0 for none.\nstruct Operands {\n";
+    for operand in Operand::ALL {
+        let _ = writeln!(text, "    u64 {};", operand.name());
     }
-    text
+    text + "};\n"
 }
 
 fn c_struct(text: &mut String, layout: &ArgsLayout) {
@@ -90,7 +92,7 @@ fn c_struct(text: &mut String, layout: &ArgsLayout) {
         let comment = if field.doc.is_empty() { String::new() } else { format!(" //{}", field.doc) };
         let _ = writeln!(text, "    {ty} {};{comment}", field.name);
     }
-    let _ = writeln!(text, "}};\nstatic_assert(sizeof({}) == {}, \"{}\");", layout.name, layout.fields.len() * 4, layout.name);
+    let _ = writeln!(text, "}};\nstatic_assert(sizeof({}) == {}, \"{}\");\n", layout.name, layout.fields.len() * 4, layout.name);
 }
 
 #[cfg(test)]

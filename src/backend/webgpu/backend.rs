@@ -1,17 +1,17 @@
 //! The backend: arenas, prepared programs, runs.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use wgpu::{Adapter, Buffer, BufferUsages, CommandEncoderDescriptor, ComputePassDescriptor};
 
 use super::arena::{Arena, download_staging};
 use super::device::Gpu;
 use super::pipelines::Pipelines;
-use super::prepare::{Memory, Prepared, buffer};
+use super::prepare::{Memory, Parameters, Prepared, buffer};
 use super::shader::{self, Tuning};
 use crate::backend::discovery::CardOptions;
-use crate::backend::gpu::{lower, scratch_bytes, supports};
+use crate::backend::gpu::{Lowered, lower, supports};
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
 use crate::program::{ArenaKind, BufferId, Element, Op, Rows, RunParams, Slice, Stage, StateKind};
 
@@ -24,8 +24,10 @@ pub struct WebGpuBackend {
     options: CardOptions,
     sizes: Option<ArenaSizes>,
     memory: Option<Memory>,
-    /// Scratch of all kinds that programs have, the run blocks apart.
-    scratch_bytes: u64,
+    /// Of what `scratch_bytes` promised last, the part that kernels only read.
+    parameter_bytes: AtomicU64,
+    /// Scratch beyond what was planned, taken for stages that were prepared without a plan.
+    unplanned_bytes: u64,
     staging: Option<Buffer>,
     /// Bytes of uploads since the last wait.
     pending_bytes: u64,
@@ -45,7 +47,8 @@ impl WebGpuBackend {
             options,
             sizes: None,
             memory: None,
-            scratch_bytes: 0,
+            parameter_bytes: AtomicU64::new(0),
+            unplanned_bytes: 0,
             staging: None,
             pending_bytes: 0,
             pipelines: Pipelines::default(),
@@ -91,12 +94,24 @@ impl WebGpuBackend {
         self.gpu.rejected(format!("program {} has not been prepared", id.0))
     }
 
-    /// Makes the scratch large enough for all programs of a stage.
-    fn grow_scratch(&mut self, stage: &Stage) -> Result<(), BackendError> {
-        let bytes = scratch_bytes(stage, &self.gpu.target).map_err(|(op, reason)| self.unsupported(op, reason))?;
-        if bytes <= self.scratch_bytes {
+    fn lower(&self, stage: &Stage, program: usize, sizes: ArenaSizes) -> Result<Lowered, BackendError> {
+        let steps = stage.programs.get(program).map(|p| p.steps.as_slice()).unwrap_or_default();
+        for step in steps {
+            check_room(stage, &step.op).map_err(|reason| self.unsupported(step.name.clone(), reason))?;
+        }
+        lower(stage, program, sizes, &self.gpu.target).map_err(|(op, reason)| self.unsupported(op, reason))
+    }
+
+    fn lower_all(&self, stage: &Stage) -> Result<Vec<Lowered>, BackendError> {
+        (0..stage.programs.len()).map(|program| self.lower(stage, program, ArenaSizes::of(stage))).collect()
+    }
+
+    /// Makes the scratch large enough for a program that nobody planned.
+    fn grow_scratch(&mut self, bytes: u64) -> Result<(), BackendError> {
+        if self.memory_of()?.scratch.size() >= bytes {
             return Ok(());
         }
+        self.late_allocations += u64::from(self.frozen);
         let made = buffer(&self.gpu, "scratch", bytes, BufferUsages::STORAGE);
         let scratch = made.map_err(|e| BackendError::OutOfMemory {
             device: self.gpu.id.clone(),
@@ -106,7 +121,7 @@ impl WebGpuBackend {
         })?;
         let Some(memory) = &mut self.memory else { return Err(self.gpu.rejected("no arenas are open")) };
         memory.scratch = scratch;
-        self.scratch_bytes = bytes;
+        self.unplanned_bytes += bytes;
         Ok(())
     }
 
@@ -170,6 +185,13 @@ impl Backend for WebGpuBackend {
         supports(stage, op, &self.gpu.target)
     }
 
+    fn scratch_bytes(&self, stage: &Stage) -> Result<u64, BackendError> {
+        let lowered = self.lower_all(stage)?;
+        let parameters = Parameters::bytes_of(lowered.iter());
+        self.parameter_bytes.store(parameters, Ordering::Relaxed);
+        Ok(parameters + lowered.iter().map(|l| l.scratch_bytes).max().unwrap_or(0))
+    }
+
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
         if self.memory.is_some() {
             return Err(self.gpu.rejected("the arenas are open already"));
@@ -179,13 +201,22 @@ impl Backend for WebGpuBackend {
         let arena = |kind| Arena::open(gpu, kind, sizes.get(kind));
         let (weights, state, work) = (arena(ArenaKind::Weights)?, arena(ArenaKind::State)?, arena(ArenaKind::Work)?);
         let words = shader::tables();
-        let tables = buffer(gpu, "codebooks", words.len() as u64 * 4, BufferUsages::STORAGE)?;
-        gpu.queue.write_buffer(&tables, 0, bytemuck::cast_slice(&words));
+        let parameter_bytes = self.parameter_bytes.load(Ordering::Relaxed).min(sizes.scratch_bytes);
+        let planned = |e: BackendError| BackendError::OutOfMemory {
+            device: gpu.id.clone(),
+            arena: ArenaKind::Work,
+            bytes: sizes.scratch_bytes,
+            reason: format!("scratch: {e}"),
+        };
+        let mut parameters = Parameters::new(gpu, parameter_bytes).map_err(planned)?;
+        let scratch_bytes = sizes.scratch_bytes - parameter_bytes;
+        let scratch = buffer(gpu, "scratch", scratch_bytes, BufferUsages::STORAGE).map_err(planned)?;
+        let tables = parameters.take(gpu, words.len() as u64 * 4)?;
+        gpu.queue.write_buffer(&tables.buffer, tables.offset, bytemuck::cast_slice(&words));
         let small = |label| buffer(gpu, label, 16, BufferUsages::STORAGE);
         let absent = [small("no weights")?, small("no state")?, small("no memory")?];
-        let scratch = small("no scratch")?;
         self.staging = Some(download_staging(gpu)?);
-        self.memory = Some(Memory { weights, state, work, scratch, tables, absent });
+        self.memory = Some(Memory { weights, state, work, scratch, tables, absent, parameters });
         self.sizes = Some(sizes);
         Ok(())
     }
@@ -220,15 +251,10 @@ impl Backend for WebGpuBackend {
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
         let sizes = self.sizes.ok_or_else(|| self.gpu.rejected("no arenas are open"))?;
         self.late_allocations += u64::from(self.frozen);
-        let steps = stage.programs.get(program).map(|p| p.steps.as_slice()).unwrap_or_default();
-        for step in steps {
-            check_room(stage, &step.op).map_err(|reason| self.unsupported(step.name.clone(), reason))?;
-        }
-        let lowered = lower(stage, program, sizes, &self.gpu.target);
-        let lowered = lowered.map_err(|(op, reason)| self.unsupported(op, reason))?;
-        self.grow_scratch(stage)?;
+        let lowered = self.lower(stage, program, sizes)?;
+        self.grow_scratch(lowered.scratch_bytes)?;
         let WebGpuBackend { gpu, memory, pipelines, .. } = self;
-        let memory = memory.as_ref().ok_or_else(|| gpu.rejected("no arenas are open"))?;
+        let memory = memory.as_mut().ok_or_else(|| gpu.rejected("no arenas are open"))?;
         let prepared = Prepared::new(gpu, memory, pipelines, stage, program, lowered)?;
         self.prepared.push(prepared);
         Ok(PreparedId(self.prepared.len() - 1))
@@ -280,8 +306,12 @@ impl Backend for WebGpuBackend {
 
     fn memory(&self) -> MemoryReport {
         let arenas_bytes = self.sizes.map_or(0, |sizes| sizes.total_bytes());
-        let own: u64 = self.prepared.iter().map(|p| p.own_bytes).sum();
-        let fixed: u64 = self.memory.iter().map(|m| m.tables.size()).chain(self.staging.iter().map(Buffer::size)).sum();
-        MemoryReport { arenas_bytes, scratch_bytes: self.scratch_bytes + own + fixed, late_allocations: self.late_allocations }
+        let parameters = self.memory.as_ref().map_or(0, |m| m.parameters.unplanned_bytes);
+        let staging = self.staging.as_ref().map_or(0, Buffer::size);
+        MemoryReport {
+            arenas_bytes,
+            scratch_bytes: self.unplanned_bytes + parameters + staging,
+            late_allocations: self.late_allocations,
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! Finds cards.
 
+use std::sync::OnceLock;
+
 use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
 
 use super::backend::WebGpuBackend;
@@ -13,11 +15,13 @@ use crate::backend::{Backend, BackendError, Finder};
 pub struct WebGpuFinder {
     interface: Interface,
     backends: Backends,
+    /// Asked for once a process: drivers are slow to load, and some write to the terminal each time.
+    adapters: OnceLock<Vec<Adapter>>,
 }
 
-pub const VULKAN: WebGpuFinder = WebGpuFinder { interface: Interface::Vulkan, backends: Backends::VULKAN };
-pub const DX12: WebGpuFinder = WebGpuFinder { interface: Interface::Dx12, backends: Backends::DX12 };
-pub const METAL: WebGpuFinder = WebGpuFinder { interface: Interface::Metal, backends: Backends::METAL };
+pub static VULKAN: WebGpuFinder = WebGpuFinder::new(Interface::Vulkan, Backends::VULKAN);
+pub static DX12: WebGpuFinder = WebGpuFinder::new(Interface::Dx12, Backends::DX12);
+pub static METAL: WebGpuFinder = WebGpuFinder::new(Interface::Metal, Backends::METAL);
 
 /// Names of PCI vendors.
 const VENDORS: [(u32, &str); 7] = [
@@ -31,14 +35,20 @@ const VENDORS: [(u32, &str); 7] = [
 ];
 
 impl WebGpuFinder {
+    const fn new(interface: Interface, backends: Backends) -> WebGpuFinder {
+        WebGpuFinder { interface, backends, adapters: OnceLock::new() }
+    }
+
     /// All adapters of the interface, in the driver's order.
-    pub(super) fn adapters(&self) -> Vec<Adapter> {
-        let descriptor = InstanceDescriptor {
-            backends: self.backends,
-            flags: InstanceFlags::empty(),
-            ..InstanceDescriptor::new_without_display_handle()
-        };
-        pollster::block_on(Instance::new(descriptor).enumerate_adapters(self.backends))
+    fn adapters(&self) -> &[Adapter] {
+        self.adapters.get_or_init(|| {
+            let descriptor = InstanceDescriptor {
+                backends: self.backends,
+                flags: InstanceFlags::empty(),
+                ..InstanceDescriptor::new_without_display_handle()
+            };
+            pollster::block_on(Instance::new(descriptor).enumerate_adapters(self.backends))
+        })
     }
 
     /// Opens a card with kernels made for other numbers than the card's own, to try them.
@@ -51,8 +61,8 @@ impl WebGpuFinder {
         options: &CardOptions,
         tuning: Option<Tuning>,
     ) -> Result<WebGpuBackend, BackendError> {
-        let adapters = self.adapters();
-        let adapter = adapters
+        let adapter = self
+            .adapters()
             .get(card.card.driver_index as usize)
             .ok_or_else(|| BackendError::Rejected { device: card.id.clone(), problem: "the card is gone".into() })?;
         WebGpuBackend::new(adapter, &card.id, options.clone(), tuning)
@@ -108,8 +118,7 @@ impl Finder for WebGpuFinder {
     }
 
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
-        let adapters = self.adapters();
-        vulkan_facts(adapters.get(card.driver_index as usize)?)?.free_bytes
+        vulkan_facts(self.adapters().get(card.driver_index as usize)?)?.free_bytes
     }
 
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {

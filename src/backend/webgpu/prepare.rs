@@ -11,11 +11,11 @@ use wgpu::{
 use super::arena::Arena;
 use super::device::Gpu;
 use super::pipelines::{Pipelines, Shape};
-use super::shader::{ARGS_BYTES, TABLES_BINDING};
+use super::shader::{self, ARGS_BYTES, TABLES_BINDING};
 use crate::backend::BackendError;
 use crate::backend::gpu::source::binding;
 use crate::backend::gpu::{Counts, Launch, Lowered, Operand, Region, RunBlock, Window};
-use crate::program::{Program, RunParams, Stage};
+use crate::program::{Program, RunParams, Stage, align_up};
 
 /// Distance between the arguments of two launches: the strictest alignment of uniform bindings.
 const ARGS_STRIDE_BYTES: u64 = 256;
@@ -29,9 +29,56 @@ pub struct Memory {
     pub work: Arena,
     pub scratch: Buffer,
     /// Codebooks.
-    pub tables: Buffer,
+    pub tables: Piece,
     /// Stand in for absent operands: one that is read, and two that may be written.
     pub absent: [Buffer; 3],
+    pub parameters: Parameters,
+}
+
+/// Memory that kernels only read beside the weights: codebooks, arguments and run blocks.
+#[derive(Debug)]
+pub struct Parameters {
+    buffer: Buffer,
+    used: u64,
+    /// Bytes that were not planned for and had to be taken apart.
+    pub unplanned_bytes: u64,
+}
+
+/// A piece of a buffer that is written by the host and read by kernels.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    pub buffer: Buffer,
+    pub offset: u64,
+    pub bytes: u64,
+}
+
+const PARAMETER_USAGES: BufferUsages = BufferUsages::UNIFORM.union(BufferUsages::STORAGE);
+
+impl Parameters {
+    pub fn new(gpu: &Gpu, bytes: u64) -> Result<Parameters, BackendError> {
+        Ok(Parameters { buffer: buffer(gpu, "parameters", bytes, PARAMETER_USAGES)?, used: 0, unplanned_bytes: 0 })
+    }
+
+    /// What the codebooks, and the arguments and run blocks of lowered programs take.
+    pub fn bytes_of<'a>(lowered: impl Iterator<Item = &'a Lowered>) -> u64 {
+        let program = |l: &Lowered| args_bytes(l) + align_up(l.run.bytes(), ARGS_STRIDE_BYTES);
+        align_up(shader::tables().len() as u64 * 4, ARGS_STRIDE_BYTES) + lowered.map(program).sum::<u64>()
+    }
+
+    pub fn take(&mut self, gpu: &Gpu, bytes: u64) -> Result<Piece, BackendError> {
+        let bytes = align_up(bytes.max(16), ARGS_STRIDE_BYTES);
+        if self.used + bytes <= self.buffer.size() {
+            self.used += bytes;
+            return Ok(Piece { buffer: self.buffer.clone(), offset: self.used - bytes, bytes });
+        }
+        let apart = buffer(gpu, "parameters", bytes, PARAMETER_USAGES)?;
+        self.unplanned_bytes += bytes;
+        Ok(Piece { buffer: apart, offset: 0, bytes })
+    }
+}
+
+fn args_bytes(lowered: &Lowered) -> u64 {
+    lowered.launches.len() as u64 * ARGS_STRIDE_BYTES
 }
 
 impl Memory {
@@ -53,11 +100,9 @@ pub struct Prepared {
     pub segments: Vec<Range<usize>>,
     groups: Vec<BindGroup>,
     block: RunBlock,
-    block_buffer: Buffer,
+    block_place: Piece,
     /// Of the window at hand.
     counts: Counts,
-    /// Bytes beside the arenas and the scratch.
-    pub own_bytes: u64,
 }
 
 pub fn buffer(gpu: &Gpu, label: &str, size: u64, usage: BufferUsages) -> Result<Buffer, BackendError> {
@@ -70,7 +115,7 @@ pub fn buffer(gpu: &Gpu, label: &str, size: u64, usage: BufferUsages) -> Result<
 impl Prepared {
     pub fn new(
         gpu: &Gpu,
-        memory: &Memory,
+        memory: &mut Memory,
         pipelines: &mut Pipelines,
         stage: &Arc<Stage>,
         program: usize,
@@ -79,15 +124,14 @@ impl Prepared {
         for launch in &lowered.launches {
             launch.variants().try_for_each(|variant| pipelines.add(gpu, &variant))?;
         }
-        let args_bytes = lowered.launches.len() as u64 * ARGS_STRIDE_BYTES;
-        let args = buffer(gpu, "arguments", args_bytes, BufferUsages::UNIFORM)?;
-        let mut bytes = vec![0; args_bytes as usize];
+        let args = memory.parameters.take(gpu, args_bytes(&lowered))?;
+        let block_place = memory.parameters.take(gpu, lowered.run.bytes())?;
+        let mut bytes = vec![0; args_bytes(&lowered) as usize];
         for (launch, to) in lowered.launches.iter().zip(bytes.chunks_mut(ARGS_STRIDE_BYTES as usize)) {
             to[..launch.args.bytes().len()].copy_from_slice(launch.args.bytes());
         }
-        gpu.queue.write_buffer(&args, 0, &bytes);
-        let block_buffer = buffer(gpu, "run block", lowered.run.bytes(), BufferUsages::STORAGE)?;
-        let bind = Bind { gpu, memory, args: &args, block: &block_buffer };
+        gpu.queue.write_buffer(&args.buffer, args.offset, &bytes);
+        let bind = Bind { gpu, memory, args: &args, block: &block_place };
         let mut groups = Vec::with_capacity(lowered.launches.len());
         for (i, launch) in lowered.launches.iter().enumerate() {
             let shape = launch.variants().next().and_then(|v| pipelines.get(&v)).map(|c| c.shape);
@@ -95,11 +139,10 @@ impl Prepared {
             let (shape, layout) = layout.ok_or_else(|| gpu.rejected("a kernel has not been compiled"))?;
             groups.push(bind.group(i, launch, shape, layout)?);
         }
-        let own_bytes = args.size() + block_buffer.size();
         let segments = stage.programs[program].segments();
         let block = RunBlock::new(&lowered.run);
         let counts = Counts { rows: 0, outputs: 0, spans: 0 };
-        Ok(Prepared { stage: stage.clone(), program, lowered, segments, groups, block, block_buffer, counts, own_bytes })
+        Ok(Prepared { stage: stage.clone(), program, lowered, segments, groups, block, block_place, counts })
     }
 
     pub fn program(&self) -> &Program {
@@ -119,7 +162,7 @@ impl Prepared {
         }
         let filled = self.block.fill(&self.lowered.run, &self.lowered.limits, &self.stage, params);
         self.counts = filled.map_err(refuse)?;
-        gpu.queue.write_buffer(&self.block_buffer, 0, self.block.bytes());
+        gpu.queue.write_buffer(&self.block_place.buffer, self.block_place.offset, self.block.bytes());
         Ok(())
     }
 
@@ -149,12 +192,16 @@ impl Prepared {
 struct Bind<'a> {
     gpu: &'a Gpu,
     memory: &'a Memory,
-    args: &'a Buffer,
-    block: &'a Buffer,
+    args: &'a Piece,
+    block: &'a Piece,
 }
 
 fn part(buffer: &Buffer, offset: u64, size: Option<u64>) -> BindingResource<'_> {
     BindingResource::Buffer(BufferBinding { buffer, offset, size: size.and_then(std::num::NonZeroU64::new) })
+}
+
+fn whole(piece: &Piece) -> BindingResource<'_> {
+    part(&piece.buffer, piece.offset, Some(piece.bytes))
 }
 
 impl<'a> Bind<'a> {
@@ -167,12 +214,13 @@ impl<'a> Bind<'a> {
     ) -> Result<BindGroup, BackendError> {
         let offset = index as u64 * ARGS_STRIDE_BYTES;
         let args_bytes = (launch.args.bytes().len() as u64).next_multiple_of(16);
-        let mut entries = vec![BindGroupEntry { binding: 0, resource: part(self.args, offset, Some(args_bytes)) }];
+        let mut entries =
+            vec![BindGroupEntry { binding: 0, resource: part(&self.args.buffer, self.args.offset + offset, Some(args_bytes)) }];
         for operand in launch.kernel.info().operands {
             entries.push(BindGroupEntry { binding: binding(*operand), resource: self.operand(launch, *operand)? });
         }
         if tables {
-            entries.push(BindGroupEntry { binding: TABLES_BINDING, resource: part(&self.memory.tables, 0, None) });
+            entries.push(BindGroupEntry { binding: TABLES_BINDING, resource: whole(&self.memory.tables) });
         }
         let name = launch.kernel.info().name;
         let descriptor = BindGroupDescriptor { label: Some(name), layout, entries: &entries };
@@ -181,7 +229,7 @@ impl<'a> Bind<'a> {
 
     fn operand(&self, launch: &Launch, operand: Operand) -> Result<BindingResource<'a>, BackendError> {
         if operand == Operand::Run {
-            return Ok(part(self.block, 0, None));
+            return Ok(whole(self.block));
         }
         let [read, state, other] = &self.memory.absent;
         let Some(window) = launch.window(operand) else {
