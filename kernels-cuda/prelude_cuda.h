@@ -4,6 +4,7 @@
 #define DEVICE __device__ __forceinline__
 #define DEVICE_TABLE static __device__ const
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define KERNEL(name, ARGS) extern "C" __global__ void __launch_bounds__(THREADS) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) __shared__ T name[count]
 #if __CUDA_ARCH__ >= 750

@@ -13,6 +13,7 @@ struct simt::Pointers<Operands> {
 #define DEVICE inline
 #define DEVICE_TABLE static const
 #define UNROLL
+#define NO_UNROLL
 #define KERNEL(name, ARGS)                                   \
     extern "C" void name(Operands at, ARGS a);               \
     static simt::Registration<&name> registered_##name(#name); \

@@ -8,6 +8,7 @@
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define DEVICE_TABLE static __device__ const
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define KERNEL(name, ARGS) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) static __shared__ T name[count]
