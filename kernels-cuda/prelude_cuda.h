@@ -28,6 +28,11 @@ DEVICE T shuffle_xor(T value, u32 mask) {
     return __shfl_xor_sync(0xffffffffu, value, static_cast<int>(mask));
 }
 
+template <class T>
+DEVICE T* global_pointer(u64 address) {
+    return reinterpret_cast<T*>(__cvta_global_to_generic(address));
+}
+
 DEVICE float bits_to_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 float_to_bits(float value) { return __float_as_uint(value); }
 DEVICE float half_to_float(u32 bits) {

@@ -60,6 +60,12 @@ inline T butterfly(T value, F join) {
     return v[0];
 }
 
+/// A pointer of which the compiler knows that it is neither to shared nor to local memory.
+template <class T>
+inline T* global_pointer(u64 address) {
+    return reinterpret_cast<T*>(address);
+}
+
 inline float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 float_to_bits(float value) { return __builtin_bit_cast(u32, value); }
 inline float half_to_float(u32 bits) { return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<u16>(bits))); }

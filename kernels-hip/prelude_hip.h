@@ -41,6 +41,11 @@ DEVICE T shuffle_xor(T value, u32 mask) {
     return from_wave_lane(value, wave_lane() ^ mask);
 }
 
+template <class T>
+DEVICE T* global_pointer(u64 address) {
+    return (T*)(__attribute__((address_space(1))) T*)address;
+}
+
 DEVICE float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 DEVICE u32 float_to_bits(float value) { return __builtin_bit_cast(u32, value); }
 DEVICE float half_to_float(u32 bits) { return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<u16>(bits))); }

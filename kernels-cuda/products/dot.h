@@ -102,7 +102,7 @@ DEVICE InputOf<F> input_pair(const Operands& at, const ExpertArgs& a, Pair p) {
 /// The slot of an expert among those of this launch, or NONE.
 DEVICE u32 slot_of(const Operands& at, const ExpertArgs& a, u32 expert) {
     if (expert >= a.experts) return NONE;
-    const u32 slot = a.table_at == NONE ? expert : reinterpret_cast<const u32*>(at.state)[a.table_at + expert];
+    const u32 slot = a.table_at == NONE ? expert : state_words(at)[a.table_at + expert];
     return slot == NONE || slot - a.first_slot >= a.slots ? NONE : slot - a.first_slot;
 }
 

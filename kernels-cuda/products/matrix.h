@@ -43,7 +43,7 @@ struct RoundedTile {
 DEVICE void load_rounded(RoundedTile* tile, const u64* rows, u32 column_group) {
     for (u32 i = thread_index(); i < TILE_ROWS * ROUNDED_WORDS; i += THREADS) {
         const u32 row = i / ROUNDED_WORDS, word = i % ROUNDED_WORDS;
-        tile->words[row * ROUNDED_STRIDE + word] = reinterpret_cast<const u32*>(rows[row])[column_group * ROUNDED_WORDS + word];
+        tile->words[row * ROUNDED_STRIDE + word] = global_pointer<const u32>(rows[row])[column_group * ROUNDED_WORDS + word];
     }
 }
 
@@ -135,7 +135,7 @@ DEVICE void float_tile(const u8* matrix, u32 row_bytes, u32 outs, u32 cols, cons
             weights[out * FLOAT_STRIDE + lane()] = column < cols ? F::weight(row, column) : 0.0f;
         }
         for (u32 row = group(); row < TILE_ROWS; row += GROUPS)
-            inputs[row * FLOAT_STRIDE + lane()] = column < cols ? reinterpret_cast<const float*>(x[row])[column] : 0.0f;
+            inputs[row * FLOAT_STRIDE + lane()] = column < cols ? global_pointer<const float>(x[row])[column] : 0.0f;
         barrier();
         for (u32 k = 0; k < TILE_COLS; k++) {
             UNROLL
