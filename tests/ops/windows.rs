@@ -105,7 +105,7 @@ fn experts() {
 /// Long enough for several chunks of cells.
 #[test]
 fn dense_and_windowed_attention() {
-    let total = 700;
+    let total = 340;
     for (format, window, heads, kv_heads, dim) in
         [(KvFormat::F16, None, 6u32, 2u32, 40u32), (KvFormat::F32, Some(300), 3, 3, 16), (KvFormat::F16, Some(70), 5, 1, 24)]
     {
@@ -127,8 +127,8 @@ fn dense_and_windowed_attention() {
 
 #[test]
 fn the_indexer_and_attention_to_chosen_blocks() {
-    let total = 700;
-    let (dim, ratio, budget) = (16u32, 4u32, 100u32);
+    let total = 400;
+    let (dim, ratio, budget) = (16u32, 4u32, 70u32);
     check("sparse attention", total, || {
         let mut bed = Bed::new(total as u32, 1);
         let (key, query) = (bed.input("key", dim), bed.input("query", 2 * dim));
