@@ -25,7 +25,7 @@ const DIGITS: [[u8; 256]; 2] = {
         let mut n = 0;
         while n < POWERS_OF_3.len() {
             let fraction = byte * POWERS_OF_3[n] as usize % 256;
-            digits[n / 4][byte] |= (fraction * 3 / 256 << (2 * (n % 4))) as u8;
+            digits[n / 4][byte] |= ((fraction * 3 / 256) << (2 * (n % 4))) as u8;
             n += 1;
         }
         byte += 1;

@@ -57,10 +57,10 @@ fn products<L: Lanes, const Q: usize, const C: usize>(q: &[f32], k: &[f32], dim:
     for i in (0..dim).step_by(LANES) {
         let at = |x: &[f32], row: usize| x[row * dim + i..].first_chunk::<LANES>().map_or(L::splat(0.0), L::load);
         let keys: [L; C] = std::array::from_fn(|cell| at(k, cell));
-        for query in 0..Q {
+        for (query, sums) in sums.iter_mut().enumerate() {
             let q = at(q, query);
-            for cell in 0..C {
-                sums[query][cell] = q.mul_add(keys[cell], sums[query][cell]);
+            for (sum, key) in sums.iter_mut().zip(keys) {
+                *sum = q.mul_add(key, *sum);
             }
         }
     }
