@@ -1,7 +1,7 @@
 //! The run block: everything that changes from run to run, in one small piece of memory with a fixed layout.
 //!
 //! ```text
-//! words 0..4      rows, outputs, spans, 0
+//! words 0..8      rows, outputs, spans, first word of the spans, first word of the outputs, 0, 0, 0
 //! rows            [max_rows] RunRow
 //! spans           [max_rows] RunSpan
 //! outputs         [max_outputs] index of a row
@@ -43,12 +43,14 @@ pub struct RunSpan {
 
 pub const ROW_WORDS: usize = size_of::<RunRow>() / 4;
 pub const SPAN_WORDS: usize = size_of::<RunSpan>() / 4;
-const HEADER_WORDS: usize = 4;
+pub const HEADER_WORDS: usize = 8;
 
 /// Words of the header, by the names they have in the kernels.
 pub const RUN_ROWS: u32 = 0;
 pub const RUN_OUTPUTS: u32 = 1;
 pub const RUN_SPANS: u32 = 2;
+pub const RUN_SPANS_AT: u32 = 3;
+pub const RUN_OUTPUTS_AT: u32 = 4;
 
 /// Angles for which position of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,7 +151,8 @@ impl RunBlock {
         limits.check(params, &mut self.spans)?;
         let counts =
             Counts { rows: params.rows.len() as u32, outputs: params.outputs.len() as u32, spans: self.spans.len() as u32 };
-        self.words[..3].copy_from_slice(&[counts.rows, counts.outputs, counts.spans]);
+        let header = [counts.rows, counts.outputs, counts.spans, layout.spans_at(), layout.outputs_at()];
+        self.words[..header.len()].copy_from_slice(&header);
         self.words[layout.outputs_at() as usize..][..params.outputs.len()].copy_from_slice(params.outputs);
         for s in 0..self.spans.len() {
             let span = self.spans[s];

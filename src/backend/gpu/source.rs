@@ -4,15 +4,17 @@
 use std::fmt::Write;
 
 use super::args::{ArgsLayout, CONSTANTS, FieldType, LAYOUTS};
-use super::kernels::{BATCHES, KERNELS, KernelInfo, Operand};
-use super::run_block::{ROW_WORDS, RUN_OUTPUTS, RUN_ROWS, RUN_SPANS, SPAN_WORDS};
+use super::kernels::{KernelInfo, Operand};
+use super::run_block::{HEADER_WORDS, ROW_WORDS, RUN_OUTPUTS, RUN_OUTPUTS_AT, RUN_ROWS, RUN_SPANS, RUN_SPANS_AT, SPAN_WORDS};
 
 /// Words of the run block's header and rows, by the names they have in the kernels.
 const RUN_CONSTANTS: &[(&str, u32)] = &[
     ("RUN_ROWS", RUN_ROWS),
     ("RUN_OUTPUTS", RUN_OUTPUTS),
     ("RUN_SPANS", RUN_SPANS),
-    ("RUN_ROWS_AT", 4),
+    ("RUN_SPANS_AT", RUN_SPANS_AT),
+    ("RUN_OUTPUTS_AT", RUN_OUTPUTS_AT),
+    ("RUN_ROWS_AT", HEADER_WORDS as u32),
     ("ROW_WORDS", ROW_WORDS as u32),
     ("ROW_SLOT", 0),
     ("ROW_INDEX", 1),
@@ -63,36 +65,28 @@ pub fn binding(operand: Operand) -> u32 {
     1 + Operand::ALL.iter().position(|o| *o == operand).unwrap_or(0) as u32
 }
 
-/// `kernels-cuda/args.h`.
+/// `kernels-cuda/args.h`. Kernels define `u32` and `u64`: NVRTC has no standard headers.
 pub fn c_header() -> String {
     let mut text = String::from(
-        "// Made from src/backend/gpu/args.rs by `cargo run --example gpu_args_header`: change that, not this.\n\
-         #pragma once\n\
-         #include <stdint.h>\n\n",
+        "// Made from src/backend/gpu/args.rs by `cargo run --example gpu_args_header`: change that, not this.\n#pragma once\n\n",
     );
     for (name, value) in constants() {
-        let _ = writeln!(text, "#define STRATA_{name} {value}u");
+        let _ = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
-    let _ = writeln!(text, "\n// Window rows that a mat_vec kernel works on at once.");
-    let _ = writeln!(text, "#define STRATA_BATCHES {}\n", BATCHES.map(|b| b.to_string()).join(", "));
+    text += "\n";
     LAYOUTS.iter().for_each(|layout| c_struct(&mut text, layout));
     text += "// Addresses of the windows that a launch sees; 0 for none.\nstruct Operands {\n";
     for operand in Operand::ALL {
-        let _ = writeln!(text, "    uint64_t {};", operand.name());
+        let _ = writeln!(text, "    u64 {};", operand.name());
     }
-    text += "};\n\n// KERNEL(name, arguments): every kernel is NAME(Operands at, ARGUMENTS args).\n";
-    text += "#define STRATA_KERNELS(KERNEL)";
-    for info in KERNELS {
-        let _ = write!(text, " \\\n    KERNEL({}, {})", info.name, info.args.name);
-    }
-    text + "\n"
+    text + "};\n"
 }
 
 fn c_struct(text: &mut String, layout: &ArgsLayout) {
     let _ = writeln!(text, "struct {} {{", layout.name);
     for field in layout.fields {
         let ty = match field.ty {
-            FieldType::U32 => "uint32_t",
+            FieldType::U32 => "u32",
             FieldType::F32 => "float",
         };
         let comment = if field.doc.is_empty() { String::new() } else { format!(" //{}", field.doc) };
