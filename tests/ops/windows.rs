@@ -94,7 +94,7 @@ fn experts() {
             bed.step(Op::Router { logits, score: RouterScore::SoftmaxAll, normalise: true, ids, weights });
             let parts = bed.experts(&[("gate", format, f, d), ("up", format, f, d), ("down", format, d, f)], experts);
             let [gate, up, down] = [0, 1, 2].map(|i| parts[i].0);
-            bed.step(Op::ExpertGated { x, ids, gate, up, activation: GateActivation::Silu, out: hidden });
+            bed.step(Op::ExpertGated { x, ids, gate, up, activation: GateActivation::Silu, out: hidden, slots: None });
             bed.step(Op::ExpertDown { x: hidden, ids, weights, down, out });
             let inputs = vec![(x, bed.noise.floats(TOTAL * d)), (logits, bed.noise.floats(TOTAL * experts as usize))];
             Case { bed, inputs, outputs: vec![ids, weights, hidden, out] }
