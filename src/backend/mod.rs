@@ -1,6 +1,12 @@
 //! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
 
 pub mod cpu;
+#[cfg(any(target_os = "linux", windows))]
+pub mod cuda;
+#[cfg(any(target_os = "linux", windows))]
+pub mod device;
+#[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
+pub mod hip;
 mod virtual_card;
 
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
