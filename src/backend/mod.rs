@@ -5,10 +5,12 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(any(target_os = "linux", windows))]
 pub mod device;
+pub mod discovery;
 #[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
 pub mod hip;
 mod virtual_card;
 
+pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
 
 use std::sync::Arc;
@@ -16,6 +18,14 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
+
+/// Everything that finds cards; one line a backend.
+pub static FINDERS: &[&dyn Finder] = &[
+    #[cfg(any(target_os = "linux", windows))]
+    &cuda::FINDER,
+    #[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
+    &hip::FINDER,
+];
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +84,9 @@ pub enum BackendError {
     Unsupported { device: String, op: String, reason: String },
     #[error("{device}: {problem}")]
     Rejected { device: String, problem: String },
+    /// The device does nothing more until the model is opened again.
+    #[error("{device} was lost during {during}: {reason}; open the model again")]
+    Lost { device: String, during: String, reason: String },
     #[error("{device} was interrupted")]
     Interrupted { device: String },
 }

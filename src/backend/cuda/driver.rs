@@ -125,7 +125,11 @@ impl Driver for CudaDriver {
         };
         let capability = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
             + attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        let wddm = cfg!(windows) && attribute(A::CU_DEVICE_ATTRIBUTE_TCC_DRIVER)? == 0;
+        let memory_model = match (cfg!(windows), attribute(A::CU_DEVICE_ATTRIBUTE_TCC_DRIVER)?) {
+            (false, _) => MemoryModel::Direct,
+            (true, 0) => MemoryModel::Wddm,
+            (true, _) => MemoryModel::Tcc,
+        };
         Ok(CardFacts {
             vendor: Vendor::Nvidia,
             ordinal,
@@ -139,7 +143,7 @@ impl Driver for CudaDriver {
             // The driver limits how long kernels may run where a picture depends on it.
             drives_display: attribute(A::CU_DEVICE_ATTRIBUTE_KERNEL_EXEC_TIMEOUT)? != 0,
             integrated: attribute(A::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
-            memory_model: if wddm { MemoryModel::Wddm } else { MemoryModel::Direct },
+            memory_model,
         })
     }
 

@@ -3,5 +3,12 @@
 
 mod driver;
 mod functions;
+mod images;
 
 pub use driver::CudaDriver;
+pub use images::IMAGES;
+
+use super::device::{DeviceFinder, Vendor};
+
+/// The NVIDIA cards of this PC.
+pub static FINDER: DeviceFinder = DeviceFinder::new(Vendor::Nvidia, IMAGES, || Ok(CudaDriver::open()?));

@@ -49,12 +49,14 @@ impl Copies {
         self.stream.synchronise()?;
         self.slots.clear();
         self.next = 0;
+        let mut slots = Vec::with_capacity(SLOTS);
         for _ in 0..SLOTS {
             let done = Event::new(&self.context)?;
             let (memory, refusal) = HostMemory::new(&self.context, slot_bytes);
             self.unpinned = self.unpinned.or(refusal);
-            self.slots.push(Slot { memory, done });
+            slots.push(Slot { memory, done });
         }
+        self.slots = slots;
         Ok(())
     }
 

@@ -20,11 +20,18 @@ impl Vendor {
         }
     }
 
-    /// First part of a card's id: `cuda:0`.
-    pub fn prefix(self) -> &'static str {
+    pub fn maker(self) -> &'static str {
         match self {
-            Vendor::Nvidia => "cuda",
-            Vendor::Amd => "hip",
+            Vendor::Nvidia => "NVIDIA",
+            Vendor::Amd => "AMD",
+        }
+    }
+
+    /// What the processors of a card are called.
+    pub fn processors(self) -> &'static str {
+        match self {
+            Vendor::Nvidia => "multiprocessors",
+            Vendor::Amd => "compute units",
         }
     }
 
@@ -62,6 +69,8 @@ pub enum MemoryModel {
     Direct,
     /// Windows' display driver model: over-commits, and charges the system's commit.
     Wddm,
+    /// Windows without the display model.
+    Tcc,
 }
 
 /// What a driver says of a card without opening a context on it.
@@ -86,13 +95,6 @@ pub struct CardFacts {
     /// The card's memory is the host's.
     pub integrated: bool,
     pub memory_model: MemoryModel,
-}
-
-impl CardFacts {
-    /// How the user names it.
-    pub fn id(&self) -> String {
-        format!("{}:{}", self.vendor.prefix(), self.ordinal)
-    }
 }
 
 /// A card's memory as its driver counts it.

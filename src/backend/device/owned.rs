@@ -251,6 +251,14 @@ impl Stream {
     }
 
     /// # Safety
+    /// Both must be alive, and not overlap.
+    pub unsafe fn copy_within(&self, to: DevicePiece, from: DevicePiece) -> Result<(), DriverError> {
+        assert_eq!(to.bytes, from.bytes);
+        // SAFETY: sizes agree; the rest is the caller's.
+        unsafe { self.context.driver()?.copy_within(to.address, from.address, to.bytes, self.handle) }
+    }
+
+    /// # Safety
     /// `to` must be alive.
     pub unsafe fn fill(&self, to: DevicePiece, byte: u8) -> Result<(), DriverError> {
         // SAFETY: the piece lies in its memory; the rest is the caller's.

@@ -3,6 +3,13 @@
 
 mod driver;
 mod functions;
+mod images;
 mod properties;
 
 pub use driver::HipDriver;
+pub use images::IMAGES;
+
+use super::device::{DeviceFinder, Vendor};
+
+/// The AMD cards of this PC that HIP drives.
+pub static FINDER: DeviceFinder = DeviceFinder::new(Vendor::Amd, IMAGES, || Ok(HipDriver::open()?));
