@@ -13,7 +13,7 @@ use super::copies::Copies;
 use super::prepared::Prepared;
 use super::target::target;
 use super::{Cause, DevicePiece, DriverError, Event, Stream};
-use crate::backend::gpu::{Counts, Lowered, lower, supports};
+use crate::backend::gpu::{Lowered, lower, supports};
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
 use crate::program::{ArenaKind, BufferId, Element, Op, Program, Rows, RunParams, Slice, Stage};
 
@@ -178,8 +178,8 @@ impl DeviceBackend {
         Ok(scratch)
     }
 
-    /// Checks a run, copies its block to the card and lets computing wait for all copies.
-    fn begin(&mut self, id: PreparedId, params: &RunParams<'_>) -> Result<Counts, BackendError> {
+    /// Checks a run, copies its block to the card with its first segment, and lets computing wait for all copies.
+    fn begin(&mut self, id: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<(), BackendError> {
         self.check_alive()?;
         if self.cancel.load(Ordering::Relaxed) {
             return Err(BackendError::Interrupted { device: self.facts.id.clone() });
@@ -187,15 +187,19 @@ impl DeviceBackend {
         self.provide(LOAD_SLOT_BYTES)?;
         let DeviceBackend { prepared, copies, finished, stream, facts, .. } = self;
         let rejected = |problem| BackendError::Rejected { device: facts.id.clone(), problem };
-        let prepared =
-            prepared.get_mut(id.0).ok_or_else(|| rejected(format!("program {} has not been prepared", id.0)))?;
-        let counts = prepared.begin(params);
-        let counts = counts.map_err(|problem| rejected(format!("program '{}': {problem}", prepared.program().name)))?;
+        let prepared = prepared.get_mut(id.0).ok_or_else(|| rejected(format!("program {} has not been prepared", id.0)))?;
+        if prepared.steps(segment).is_none() {
+            return Err(rejected(format!("program '{}' has no segment {segment}", prepared.program().name)));
+        }
+        if segment == 0 {
+            let begun = prepared.begin(params);
+            begun.map_err(|problem| rejected(format!("program '{}': {problem}", prepared.program().name)))?;
+        }
         let (bytes, to) = prepared.block();
         let to = to.ok_or_else(|| rejected("the run block lies outside the scratch".into()))?;
-        let sent = copies.copy_in(to, bytes, finished).and_then(|()| copies.hold_back(stream));
-        sent.map_err(|error| self.failed("copying the parameters of a run", error))?;
-        Ok(counts)
+        let sent = if segment == 0 { copies.copy_in(to, bytes, finished) } else { Ok(()) };
+        let ordered = sent.and_then(|()| copies.hold_back(stream));
+        ordered.map_err(|error| self.failed("copying the parameters of a run", error))
     }
 
     fn run_name(&self, id: PreparedId) -> String {
@@ -317,11 +321,10 @@ impl Backend for DeviceBackend {
         self.frozen = true;
     }
 
-    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
-        let counts = self.begin(program, params)?;
-        self.prepared[program.0]
-            .start(&self.stream, &counts, &self.finished)
-            .map_err(|error| self.failed(&self.run_name(program), error))?;
+    fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
+        self.begin(program, segment, params)?;
+        let started = self.prepared[program.0].start(segment, &self.stream, &self.finished);
+        started.map_err(|error| self.failed(&self.run_name(program), error))?;
         self.copies.follow();
         self.running = Some(program);
         self.runs += 1;
@@ -340,13 +343,14 @@ impl Backend for DeviceBackend {
     fn trace(
         &mut self,
         program: PreparedId,
+        segment: usize,
         params: &RunParams<'_>,
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError> {
-        let counts = self.begin(program, params)?;
-        for step in 0..self.prepared[program.0].steps() {
+        self.begin(program, segment, params)?;
+        for step in self.prepared[program.0].steps(segment).unwrap_or_default() {
             let name = self.prepared[program.0].program().steps[step].name.clone();
-            let started = self.prepared[program.0].start_step(step, &self.stream, &counts, &self.finished);
+            let started = self.prepared[program.0].start_step(step, &self.stream, &self.finished);
             let done = started.and_then(|()| self.finished.wait());
             done.map_err(|error| self.failed(&format!("step '{name}'"), error))?;
             self.copies.follow();

@@ -1,6 +1,7 @@
 //! A program on a card: its kernel calls with their operands in place, and graphs of the windows that decoding is made of.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -33,13 +34,24 @@ struct Call {
 }
 
 #[derive(Debug)]
+struct Captured {
+    segment: usize,
+    counts: Counts,
+    graph: Graph,
+}
+
+#[derive(Debug)]
 pub struct Prepared {
     stage: Arc<Stage>,
     index: usize,
     lowered: Lowered,
     block: RunBlock,
+    /// Of the run at hand.
+    counts: Counts,
+    /// Steps of each segment.
+    segments: Vec<Range<usize>>,
     // Graphs are dropped before the scratch that they use.
-    graphs: Vec<(Counts, Graph)>,
+    graphs: Vec<Captured>,
     calls: Vec<Call>,
     scratch: Arc<Scratch>,
 }
@@ -72,16 +84,19 @@ impl Prepared {
             calls.push(Call { launch: launch.clone(), operands: Operands { at }, variants });
         }
         let block = RunBlock::new(&lowered.run);
-        let scratch = Arc::clone(scratch);
-        Ok(Prepared { stage: Arc::clone(stage), index, lowered, block, graphs: vec![], calls, scratch })
+        let counts = Counts { rows: 0, outputs: 0, spans: 0 };
+        let segments = stage.programs[index].segments();
+        let (stage, scratch) = (Arc::clone(stage), Arc::clone(scratch));
+        Ok(Prepared { stage, index, lowered, block, counts, segments, graphs: vec![], calls, scratch })
     }
 
     pub fn program(&self) -> &Program {
         &self.stage.programs[self.index]
     }
 
-    pub fn steps(&self) -> usize {
-        self.lowered.steps.len()
+    /// Steps of a segment, if there is such a one.
+    pub fn steps(&self, segment: usize) -> Option<Range<usize>> {
+        self.segments.get(segment).cloned()
     }
 
     /// The run block of the run at hand, and where it goes.
@@ -91,8 +106,9 @@ impl Prepared {
     }
 
     /// Checks a run's parameters and writes its block.
-    pub fn begin(&mut self, params: &RunParams<'_>) -> Result<Counts, String> {
-        self.block.fill(&self.lowered.run, &self.lowered.limits, &self.stage, params)
+    pub fn begin(&mut self, params: &RunParams<'_>) -> Result<(), String> {
+        self.counts = self.block.fill(&self.lowered.run, &self.lowered.limits, &self.stage, params)?;
+        Ok(())
     }
 
     /// Captures the windows that decoding is made of: up to [`GRAPH_ROWS`] rows of one sequence, all of them wanted.
@@ -103,30 +119,34 @@ impl Prepared {
         }
         for rows in 1..=shape.max_rows.min(shape.max_outputs) {
             let counts = Counts { rows, outputs: rows, spans: 1 };
-            let graph = stream.capture(|| self.launch_all(stream, &counts))?;
-            self.graphs.push((counts, graph));
+            for segment in 0..self.segments.len() {
+                let steps = self.segments[segment].clone();
+                let graph = stream.capture(|| self.launch(steps, stream, &counts))?;
+                self.graphs.push(Captured { segment, counts, graph });
+            }
         }
         Ok(())
     }
 
-    /// Puts a run on the stream, with `finished` behind it.
-    pub fn start(&self, stream: &Stream, counts: &Counts, finished: &Event) -> Result<(), DriverError> {
-        match self.graphs.iter().find(|(captured, _)| captured == counts) {
+    /// Puts a segment on the stream, with `finished` behind it.
+    pub fn start(&self, segment: usize, stream: &Stream, finished: &Event) -> Result<(), DriverError> {
+        match self.graphs.iter().find(|captured| captured.segment == segment && captured.counts == self.counts) {
             // SAFETY: arenas and modules live as long as the programs that use them.
-            Some((_, graph)) => unsafe { stream.launch_graph(graph)? },
-            None => self.launch_all(stream, counts)?,
+            Some(captured) => unsafe { stream.launch_graph(&captured.graph)? },
+            None => self.launch(self.segments[segment].clone(), stream, &self.counts)?,
         }
         stream.record(finished)
     }
 
-    fn launch_all(&self, stream: &Stream, counts: &Counts) -> Result<(), DriverError> {
-        self.calls.iter().try_for_each(|call| call.launch(stream, counts))
+    /// Puts one step on the stream, with `finished` behind it.
+    pub fn start_step(&self, step: usize, stream: &Stream, finished: &Event) -> Result<(), DriverError> {
+        self.launch(step..step + 1, stream, &self.counts)?;
+        stream.record(finished)
     }
 
-    /// Puts the calls of one step on the stream.
-    pub fn start_step(&self, step: usize, stream: &Stream, counts: &Counts, finished: &Event) -> Result<(), DriverError> {
-        self.calls[self.lowered.steps[step].clone()].iter().try_for_each(|call| call.launch(stream, counts))?;
-        stream.record(finished)
+    fn launch(&self, steps: Range<usize>, stream: &Stream, counts: &Counts) -> Result<(), DriverError> {
+        let calls = self.lowered.steps[steps].iter().flat_map(|calls| &self.calls[calls.clone()]);
+        calls.into_iter().try_for_each(|call| call.launch(stream, counts))
     }
 }
 
