@@ -6,8 +6,11 @@ pub mod cuda;
 #[cfg(any(target_os = "linux", windows))]
 pub mod device;
 pub mod discovery;
+pub mod gpu;
 #[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
 pub mod hip;
+pub mod params;
+pub mod rope;
 mod virtual_card;
 
 pub use discovery::Finder;

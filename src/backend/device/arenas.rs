@@ -37,50 +37,47 @@ impl Arenas {
     }
 }
 
-/// Scratch that the programs of a stage share, and behind it the run block.
+/// How the programs of a stage share their scratch: the run block lies behind what the hungriest of them needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScratchLayout {
+    block_at_bytes: u64,
+    pub total_bytes: u64,
+}
+
+impl ScratchLayout {
+    pub fn of(programs: &[Lowered]) -> ScratchLayout {
+        let most = |bytes: fn(&Lowered) -> u64| align_up(programs.iter().map(bytes).max().unwrap_or(0), ARENA_ALIGN_BYTES);
+        let block_at_bytes = most(|p| p.scratch_bytes);
+        ScratchLayout { block_at_bytes, total_bytes: block_at_bytes + most(|p| p.run.bytes()) }
+    }
+}
+
+/// Scratch of a stage's programs, and the run block.
 #[derive(Debug)]
 pub struct Scratch {
     memory: DeviceMemory,
-    block_at_bytes: u64,
 }
 
 impl Scratch {
-    /// Bytes that all these programs need.
-    pub fn bytes(programs: &[Lowered]) -> u64 {
-        let block = programs.iter().map(|p| p.run.bytes()).max().unwrap_or(0);
-        Scratch::block_at_bytes(programs) + align_up(block, ARENA_ALIGN_BYTES)
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Scratch, DriverError> {
+        Ok(Scratch { memory: DeviceMemory::new(context, bytes)? })
     }
 
-    fn block_at_bytes(programs: &[Lowered]) -> u64 {
-        align_up(programs.iter().map(|p| p.scratch_bytes).max().unwrap_or(0), ARENA_ALIGN_BYTES)
-    }
-
-    pub fn new(context: &Arc<Context>, programs: &[Lowered]) -> Result<Scratch, DriverError> {
-        let memory = DeviceMemory::new(context, Scratch::bytes(programs))?;
-        Ok(Scratch { memory, block_at_bytes: Scratch::block_at_bytes(programs) })
-    }
-
-    /// Whether the programs fit.
-    pub fn holds(&self, programs: &[Lowered]) -> bool {
-        let block = programs.iter().map(|p| p.run.bytes()).max().unwrap_or(0);
-        Scratch::block_at_bytes(programs) <= self.block_at_bytes && self.block_at_bytes + block <= self.memory.bytes()
+    pub fn holds(&self, layout: ScratchLayout) -> bool {
+        layout.total_bytes <= self.memory.bytes()
     }
 
     pub fn size_bytes(&self) -> u64 {
         self.memory.bytes()
     }
 
-    pub fn piece(&self, offset_bytes: u64, len_bytes: u64) -> Option<DevicePiece> {
-        self.memory.piece(offset_bytes, len_bytes)
-    }
-
     /// The first bytes of the run block.
-    pub fn block(&self, len_bytes: u64) -> Option<DevicePiece> {
-        self.memory.piece(self.block_at_bytes, len_bytes)
+    pub fn block(&self, layout: ScratchLayout, len_bytes: u64) -> Option<DevicePiece> {
+        self.memory.piece(layout.block_at_bytes, len_bytes)
     }
 
-    pub fn block_address(&self) -> DeviceAddress {
-        self.memory.address().plus(self.block_at_bytes)
+    pub fn block_address(&self, layout: ScratchLayout) -> DeviceAddress {
+        self.memory.address().plus(layout.block_at_bytes)
     }
 }
 

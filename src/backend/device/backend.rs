@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::arenas::{Arenas, Scratch};
+use super::arenas::{Arenas, Scratch, ScratchLayout};
 use super::card::OpenCard;
 use super::copies::Copies;
 use super::prepared::Prepared;
@@ -52,13 +52,8 @@ impl DeviceBackend {
     /// The driver refuses streams or events.
     pub fn new(card: OpenCard, id: String, cancel: Arc<AtomicBool>) -> Result<DeviceBackend, BackendError> {
         let found = card.facts();
-        let detail = format!(
-            "{} {}, {} {}",
-            found.vendor.name(),
-            found.architecture,
-            found.multiprocessors,
-            found.vendor.processors()
-        );
+        let detail =
+            format!("{} {}, {} {}", found.vendor.name(), found.architecture, found.multiprocessors, found.vendor.processors());
         let facts = DeviceFacts { id, name: found.name.clone(), detail };
         let refused = |error: DriverError| BackendError::Rejected {
             device: facts.id.clone(),
@@ -100,11 +95,9 @@ impl DeviceBackend {
 
     fn check_alive(&self) -> Result<(), BackendError> {
         match &self.lost {
-            Some((during, error)) => Err(BackendError::Lost {
-                device: self.facts.id.clone(),
-                during: during.clone(),
-                reason: error.to_string(),
-            }),
+            Some((during, error)) => {
+                Err(BackendError::Lost { device: self.facts.id.clone(), during: during.clone(), reason: error.to_string() })
+            }
             None => Ok(()),
         }
     }
@@ -159,23 +152,18 @@ impl DeviceBackend {
         lowered.map_err(|(op, reason)| BackendError::Unsupported { device: self.facts.id.clone(), op, reason })
     }
 
-    /// Scratch for all programs of a stage: taken with the first of them.
-    fn scratch(&mut self, programs: &[Lowered]) -> Result<Arc<Scratch>, BackendError> {
-        if let Some(scratch) = self.scratch.as_ref().filter(|scratch| scratch.holds(programs)) {
-            return Ok(Arc::clone(scratch));
+    /// Scratch that holds the programs of a stage: what `open` took, unless it was not told of them.
+    fn scratch(&mut self, layout: ScratchLayout) -> Result<Arc<Scratch>, BackendError> {
+        match &self.scratch {
+            Some(scratch) if scratch.holds(layout) => Ok(Arc::clone(scratch)),
+            _ => self.take_scratch(layout.total_bytes),
         }
-        let scratch = Scratch::new(self.card.context(), programs)
-            .map_err(|error| self.out_of_memory(ArenaKind::Work, Scratch::bytes(programs), error))?;
-        let scratch = Arc::clone(self.scratch.insert(Arc::new(scratch)));
-        for table in programs.iter().flat_map(|p| &p.slot_tables) {
-            // Every expert lies in the slot of its own number.
-            let slots: Vec<u32> = (0..table.experts).collect();
-            let bytes: &[u8] = bytemuck::cast_slice(&slots);
-            let to = scratch.piece(table.offset_bytes, bytes.len() as u64);
-            let to = to.ok_or_else(|| self.rejected("a table of experts lies outside the scratch"))?;
-            self.copy_in(to, bytes, "writing a table of experts")?;
-        }
-        Ok(scratch)
+    }
+
+    fn take_scratch(&mut self, bytes: u64) -> Result<Arc<Scratch>, BackendError> {
+        let scratch = Scratch::new(self.card.context(), bytes);
+        let scratch = scratch.map_err(|error| self.out_of_memory(ArenaKind::Work, bytes, error))?;
+        Ok(Arc::clone(self.scratch.insert(Arc::new(scratch))))
     }
 
     /// Checks a run, copies its block to the card with its first segment, and lets computing wait for all copies.
@@ -246,6 +234,10 @@ impl Backend for DeviceBackend {
         supports(stage, op, &target())
     }
 
+    fn scratch_bytes(&self, stage: &Stage) -> Result<u64, BackendError> {
+        Ok(ScratchLayout::of(&self.lower_all(stage, ArenaSizes::of(stage))?).total_bytes)
+    }
+
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
         self.check_alive()?;
         if self.arenas.is_some() {
@@ -253,7 +245,9 @@ impl Backend for DeviceBackend {
         }
         self.late_allocations += u64::from(self.frozen);
         let arenas = Arenas::open(self.card.context(), sizes);
-        self.arenas = Some(arenas.map_err(|(arena, error)| self.out_of_memory(arena, sizes.get(arena), error))?);
+        let arenas = arenas.map_err(|(arena, error)| self.out_of_memory(arena, sizes.get(arena), error))?;
+        self.take_scratch(sizes.scratch_bytes)?;
+        self.arenas = Some(arenas);
         Ok(())
     }
 
@@ -291,12 +285,13 @@ impl Backend for DeviceBackend {
         let sizes = self.arenas()?.sizes;
         self.late_allocations += u64::from(self.frozen);
         let mut programs = self.lower_all(stage, sizes)?;
-        let scratch = self.scratch(&programs)?;
+        let layout = ScratchLayout::of(&programs);
+        let scratch = self.scratch(layout)?;
         if program >= programs.len() {
             return Err(self.rejected(format!("the stage has no program {program}")));
         }
         let lowered = programs.swap_remove(program);
-        let made = Prepared::new(stage, program, lowered, &self.card, self.arenas()?, &scratch);
+        let made = Prepared::new(stage, program, lowered, &self.card, self.arenas()?, (scratch, layout));
         let mut prepared = made.map_err(|(kernel, error)| match error.cause {
             Cause::NotFound => BackendError::Unsupported {
                 device: self.facts.id.clone(),
@@ -367,9 +362,12 @@ impl Backend for DeviceBackend {
     }
 
     fn memory(&self) -> MemoryReport {
+        let opened = self.arenas.as_ref().map_or(0, |arenas| arenas.sizes.total_bytes());
+        let planned = self.arenas.as_ref().map_or(0, |arenas| arenas.sizes.scratch_bytes);
+        let scratch = self.scratch.as_ref().map_or(0, |scratch| scratch.size_bytes());
         MemoryReport {
-            arenas_bytes: self.arenas.as_ref().map_or(0, |arenas| arenas.sizes.total_bytes()),
-            scratch_bytes: self.scratch.as_ref().map_or(0, |scratch| scratch.size_bytes()),
+            arenas_bytes: opened,
+            scratch_bytes: scratch.saturating_sub(planned),
             late_allocations: self.late_allocations,
         }
     }

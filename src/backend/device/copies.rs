@@ -64,10 +64,6 @@ impl Copies {
         !self.slots.is_empty()
     }
 
-    pub fn host_bytes(&self) -> u64 {
-        self.slots.iter().map(|slot| slot.memory.len() as u64).sum()
-    }
-
     /// Why host memory could not be pinned, if it could not.
     pub fn unpinned(&self) -> Option<DriverError> {
         self.unpinned

@@ -48,9 +48,8 @@ impl DeviceFinder {
 
     fn found(&self, driver: &Arc<dyn Driver>, facts: CardFacts) -> FoundCard {
         let mut card = described(&facts, driver.version());
-        let free = OpenCard::open(driver, facts, self.images).and_then(|open| {
-            open.context().memory_info().map_err(|error| Unavailable::Driver { vendor: self.vendor, error })
-        });
+        let free = OpenCard::open(driver, facts, self.images)
+            .and_then(|open| open.context().memory_info().map_err(|error| Unavailable::Driver { vendor: self.vendor, error }));
         match free {
             Ok(memory) => {
                 card.opened = true;

@@ -20,9 +20,7 @@ mod target;
 
 pub use backend::DeviceBackend;
 pub use card::OpenCard;
-pub use driver::{
-    Architecture, CardFacts, DeviceAddress, DeviceMemoryInfo, Driver, Handle, LaunchShape, MemoryModel, Vendor,
-};
+pub use driver::{Architecture, CardFacts, DeviceAddress, DeviceMemoryInfo, Driver, Handle, LaunchShape, MemoryModel, Vendor};
 pub use error::{Cause, DriverError, Unavailable};
 pub use finder::{DeviceFinder, OpenDriver};
 pub(in crate::backend) use functions::function_table;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::arenas::{Arenas, Scratch, region};
+use super::arenas::{Arenas, Scratch, ScratchLayout, region};
 use super::card::OpenCard;
 use super::{DevicePiece, DriverError, Event, Function, Graph, LaunchShape, Stream};
 use crate::backend::gpu::{Counts, Launch, Lowered, Operand, RunBlock, Variant};
@@ -54,6 +54,7 @@ pub struct Prepared {
     graphs: Vec<Captured>,
     calls: Vec<Call>,
     scratch: Arc<Scratch>,
+    layout: ScratchLayout,
 }
 
 impl Prepared {
@@ -67,13 +68,13 @@ impl Prepared {
         lowered: Lowered,
         card: &OpenCard,
         arenas: &Arenas,
-        scratch: &Arc<Scratch>,
+        (scratch, layout): (Arc<Scratch>, ScratchLayout),
     ) -> Result<Prepared, (String, DriverError)> {
         let mut calls = Vec::with_capacity(lowered.launches.len());
         for launch in &lowered.launches {
             let at = Operand::ALL.map(|operand| match operand {
-                Operand::Run => scratch.block_address().0,
-                _ => launch.window(operand).map_or(0, |w| region(arenas, scratch, w.region).plus(w.offset_bytes).0),
+                Operand::Run => scratch.block_address(layout).0,
+                _ => launch.window(operand).map_or(0, |w| region(arenas, &scratch, w.region).plus(w.offset_bytes).0),
             });
             let mut variants = vec![];
             for variant in launch.variants() {
@@ -86,8 +87,8 @@ impl Prepared {
         let block = RunBlock::new(&lowered.run);
         let counts = Counts { rows: 0, outputs: 0, spans: 0 };
         let segments = stage.programs[index].segments();
-        let (stage, scratch) = (Arc::clone(stage), Arc::clone(scratch));
-        Ok(Prepared { stage, index, lowered, block, counts, segments, graphs: vec![], calls, scratch })
+        let stage = Arc::clone(stage);
+        Ok(Prepared { stage, index, lowered, block, counts, segments, graphs: vec![], calls, scratch, layout })
     }
 
     pub fn program(&self) -> &Program {
@@ -102,7 +103,7 @@ impl Prepared {
     /// The run block of the run at hand, and where it goes.
     pub fn block(&self) -> (&[u8], Option<DevicePiece>) {
         let bytes = self.block.bytes();
-        (bytes, self.scratch.block(bytes.len() as u64))
+        (bytes, self.scratch.block(self.layout, bytes.len() as u64))
     }
 
     /// Checks a run's parameters and writes its block.
