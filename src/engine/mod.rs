@@ -2,7 +2,9 @@
 
 mod bandwidth;
 mod generate;
+mod joint;
 mod load;
+mod park;
 mod process;
 pub mod service;
 mod tables;
@@ -16,6 +18,7 @@ use thiserror::Error;
 pub use bandwidth::measure_read_bandwidth;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, load_bytes, load_stage};
+pub use park::Parked;
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 
