@@ -6,7 +6,7 @@ mod sim_support;
 
 use sim_support::*;
 use strata::backend::cuda::CudaDriver;
-use strata::backend::device::{Code, DeviceFinder, Image, Unavailable, Vendor};
+use strata::backend::device::{DeviceFinder, Images, Unavailable, Vendor};
 use strata::backend::hip::HipDriver;
 use strata::backend::{ArenaSizes, BackendError, Finder};
 use strata::program::{ArenaKind, Slice};
@@ -47,8 +47,8 @@ fn free_memory_is_what_is_left_with_context_and_kernels_open() {
     let sim = Sim::cuda("card vram=1G context=100M module=7M other=200M");
     let finder = sim.finder();
     let card = finder.find().unwrap().remove(0);
-    assert!(card.opened);
     assert_eq!(card.free_bytes, (1024 - 100 - 7 - 200) * MIB);
+    assert_eq!(card.driver_bytes.context_bytes, Some(0), "it is in the figure already");
     sim.assert_given_back("after finding");
     assert_eq!(sim.counter("bytes"), 0, "the context was given back too");
     sim.command("take 0 50M");
@@ -80,14 +80,18 @@ fn what_is_absent_is_one_sentence() {
     told(CudaDriver::open_at(&library(Vendor::Nvidia, false)).unwrap_err(), &["NVIDIA driver finds no card"]);
 }
 
+/// As `kernels-cuda/build` writes them, for a card that does not exist.
+const FOR_NO_CARD: &[u8] = b"STRATAK1\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
 #[test]
-fn a_card_without_code_is_named_and_the_others_are_used() {
-    static ONLY_AMPERE: &[Image] = &[Image { code: Code::Cubin(80), bytes: b"strata-sim-kernels\0" }];
-    let sim = Sim::cuda("card name=\"GTX 1080\" arch=6.1 vram=8G\ncard name=\"RTX 3060\" arch=8.6 vram=12G");
-    let found = DeviceFinder::with_driver(sim.driver(), ONLY_AMPERE).find().unwrap();
-    let why = found[0].unusable.clone().expect("sm_61 has no code");
+fn a_card_without_code_is_named() {
+    let sim = Sim::cuda("card name=\"GTX 1080\" arch=6.1 vram=8G");
+    let found = DeviceFinder::with_driver(sim.driver(), Images::Packed(FOR_NO_CARD)).find().unwrap();
+    let why = found[0].unusable.clone().expect("there is no code");
     assert!(why.contains("CUDA kernels") && why.contains("GTX 1080") && why.contains("sm_61"), "{why}");
-    assert_eq!(found[1].unusable, None);
+    let damaged = DeviceFinder::with_driver(sim.driver(), Images::Packed(b"STRATAK2")).find().unwrap();
+    assert!(damaged[0].unusable.as_ref().is_some_and(|why| why.contains("damaged")), "{damaged:?}");
+    sim.assert_given_back("after finding");
 }
 
 #[test]

@@ -9,13 +9,13 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use strata::backend::cuda::CudaDriver;
-use strata::backend::device::{Code, DeviceFinder, Driver, Image, Vendor, find, leak_library};
+use strata::backend::device::{DeviceFinder, Driver, Images, Vendor, find, leak_library};
 use strata::backend::discovery::{CardOptions, FoundCard, NamedCard, Standing};
 use strata::backend::hip::HipDriver;
 use strata::backend::{Backend, Finder};
 
 /// The kernels as a simulated driver runs them, on any card.
-pub static IMAGES: &[Image] = &[Image { code: Code::Host, bytes: b"strata-sim-kernels\0" }];
+pub const IMAGES: Images = Images::Whole(b"strata-sim-kernels\0");
 
 /// Builds the drivers once, where they are older than their sources.
 fn folder() -> &'static Path {

@@ -1,5 +1,5 @@
-//! The kernels that come with this program.
+//! The kernels that come with this program, made by `kernels-cuda/build`.
 
-use crate::backend::device::Image;
+use crate::backend::device::Images;
 
-pub const IMAGES: &[Image] = &[];
+pub const IMAGES: Images = Images::Packed(include_bytes!("../../../kernels-cuda/images.bin"));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::arenas::{Arenas, Scratch, ScratchLayout};
-use super::card::OpenCard;
+use super::card::{NoKernel, OpenCard};
 use super::copies::Copies;
 use super::prepared::Prepared;
 use super::target::target;
@@ -190,6 +190,11 @@ impl DeviceBackend {
         ordered.map_err(|error| self.failed("copying the parameters of a run", error))
     }
 
+    fn no_kernel(&self, stage: &Stage, program: usize, reason: String) -> BackendError {
+        let op = stage.programs[program].name.clone();
+        BackendError::Unsupported { device: self.facts.id.clone(), op, reason }
+    }
+
     fn run_name(&self, id: PreparedId) -> String {
         format!("the run of program '{}'", self.prepared[id.0].program().name)
     }
@@ -292,13 +297,12 @@ impl Backend for DeviceBackend {
         }
         let lowered = programs.swap_remove(program);
         let made = Prepared::new(stage, program, lowered, &self.card, self.arenas()?, (scratch, layout));
-        let mut prepared = made.map_err(|(kernel, error)| match error.cause {
-            Cause::NotFound => BackendError::Unsupported {
-                device: self.facts.id.clone(),
-                op: stage.programs[program].name.clone(),
-                reason: format!("the kernel '{kernel}' is not in this program's code for {}", self.card.facts().architecture),
-            },
-            _ => self.failed("loading a kernel", error),
+        let mut prepared = made.map_err(|(kernel, why)| match why {
+            NoKernel::Driver(error) if error.cause != Cause::NotFound => {
+                self.failed(&format!("loading the kernel '{kernel}'"), error)
+            }
+            NoKernel::Driver(_) => self.no_kernel(stage, program, format!("its code lacks the kernel '{kernel}'")),
+            NoKernel::Image(error) => self.no_kernel(stage, program, error.to_string()),
         })?;
         prepared.capture(&self.stream).map_err(|error| self.failed("capturing a graph", error))?;
         self.prepared.push(prepared);

@@ -5,6 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use super::Vendor;
+use super::images::ImageError;
 
 /// What a driver's code means to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -115,6 +116,8 @@ pub enum Unavailable {
     NoCards { vendor: Vendor },
     #[error("the {} cannot be used: {error}", .vendor.driver())]
     Driver { vendor: Vendor, error: DriverError },
+    #[error("the {} kernels cannot be used: {error}", .vendor.name())]
+    Images { vendor: Vendor, error: ImageError },
     #[error("this program has no {} kernels for {card} ({architecture})", .vendor.name())]
     NoCode { vendor: Vendor, card: String, architecture: String },
 }

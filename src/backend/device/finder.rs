@@ -3,10 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use super::card::OpenCard;
-use super::images::Image;
+use super::images::Images;
 use super::rates::measure;
 use super::{Architecture, CardFacts, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
-use crate::backend::discovery::{Absent, CardOptions, CardRates, DriverModel, FoundCard, Interface, NamedCard};
+use crate::backend::discovery::{Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard};
 use crate::backend::{Backend, BackendError, Finder};
 
 /// How a vendor's driver is opened.
@@ -16,19 +16,19 @@ pub type OpenDriver = fn() -> Result<Arc<dyn Driver>, Unavailable>;
 #[derive(Debug)]
 pub struct DeviceFinder {
     vendor: Vendor,
-    images: &'static [Image],
+    images: Images,
     open: OpenDriver,
     /// Opened with the first question.
     driver: OnceLock<Result<Arc<dyn Driver>, Unavailable>>,
 }
 
 impl DeviceFinder {
-    pub const fn new(vendor: Vendor, images: &'static [Image], open: OpenDriver) -> DeviceFinder {
+    pub const fn new(vendor: Vendor, images: Images, open: OpenDriver) -> DeviceFinder {
         DeviceFinder { vendor, images, open, driver: OnceLock::new() }
     }
 
     /// A driver that is open already.
-    pub fn with_driver(driver: Arc<dyn Driver>, images: &'static [Image]) -> DeviceFinder {
+    pub fn with_driver(driver: Arc<dyn Driver>, images: Images) -> DeviceFinder {
         let vendor = driver.vendor();
         // Never called: the driver is there.
         let open = || Err(Unavailable::NoCards { vendor: Vendor::Nvidia });
@@ -48,12 +48,21 @@ impl DeviceFinder {
 
     fn found(&self, driver: &Arc<dyn Driver>, facts: CardFacts) -> FoundCard {
         let mut card = described(&facts, driver.version());
-        let free = OpenCard::open(driver, facts, self.images)
-            .and_then(|open| open.context().memory_info().map_err(|error| Unavailable::Driver { vendor: self.vendor, error }));
-        match free {
-            Ok(memory) => {
-                card.opened = true;
-                card.free_bytes = memory.free_bytes;
+        let read = OpenCard::open(driver, facts, self.images).and_then(|open| {
+            let memory = open.context().memory_info();
+            let memory = memory.map_err(|error| Unavailable::Driver { vendor: self.vendor, error })?;
+            Ok((memory.free_bytes, open.code_bytes()))
+        });
+        match read {
+            Ok((free_bytes, code_bytes)) => {
+                card.free_bytes = free_bytes;
+                // The context was open when free memory was read; kernels of block formats are loaded with the model.
+                card.driver_bytes = DriverBytes {
+                    context_bytes: Some(0),
+                    module_bytes: Some(code_bytes),
+                    library_bytes: Some(0),
+                    graph_bytes: None,
+                };
             }
             Err(why) => card.unusable = Some(why.to_string()),
         }

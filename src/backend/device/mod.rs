@@ -25,7 +25,7 @@ pub use error::{Cause, DriverError, Unavailable};
 pub use finder::{DeviceFinder, OpenDriver};
 pub(in crate::backend) use functions::function_table;
 pub use functions::{MissingFunction, find};
-pub use images::{Code, Image};
+pub use images::{ImageError, Images};
 pub use library::{leak_library, text, uuid_text};
 pub use owned::{Context, DeviceMemory, DevicePiece, Event, Function, Graph, HostMemory, Module, Stream};
 pub use target::target;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 
 use super::arenas::{Arenas, Scratch, ScratchLayout, region};
-use super::card::OpenCard;
+use super::card::{NoKernel, OpenCard, entry_of};
 use super::{DevicePiece, DriverError, Event, Function, Graph, LaunchShape, Stream};
 use crate::backend::gpu::{Counts, Launch, Lowered, Operand, RunBlock, Variant};
 use crate::program::{Program, RunParams, Stage};
@@ -69,7 +69,7 @@ impl Prepared {
         card: &OpenCard,
         arenas: &Arenas,
         (scratch, layout): (Arc<Scratch>, ScratchLayout),
-    ) -> Result<Prepared, (String, DriverError)> {
+    ) -> Result<Prepared, (String, NoKernel)> {
         let mut calls = Vec::with_capacity(lowered.launches.len());
         for launch in &lowered.launches {
             let at = Operand::ALL.map(|operand| match operand {
@@ -78,8 +78,7 @@ impl Prepared {
             });
             let mut variants = vec![];
             for variant in launch.variants() {
-                let name = variant.name();
-                let function = card.function(&name).map_err(|error| (name, error))?;
+                let function = card.function(&variant).map_err(|why| (entry_of(&variant), why))?;
                 variants.push((variant, function));
             }
             calls.push(Call { launch: launch.clone(), operands: Operands { at }, variants });
