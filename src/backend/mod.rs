@@ -12,6 +12,7 @@ pub mod hip;
 pub mod params;
 pub mod rope;
 mod virtual_card;
+pub mod webgpu;
 
 pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
@@ -28,6 +29,9 @@ pub static FINDERS: &[&dyn Finder] = &[
     &cuda::FINDER,
     #[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
     &hip::FINDER,
+    &webgpu::VULKAN,
+    &webgpu::DX12,
+    &webgpu::METAL,
 ];
 
 /// What a device is.
