@@ -12,3 +12,4 @@ mod gpu;
 mod recurrent;
 mod rig;
 mod rowwise;
+mod windows;
