@@ -6,7 +6,8 @@ use std::process::Command;
 #[test]
 fn images_were_made_from_these_sources() {
     let script = "kernels-cuda/build";
-    let result = match Command::new("python3").args([script, "--check-sources"]).current_dir(env!("CARGO_MANIFEST_DIR")).output() {
+    let result = match Command::new("python3").args([script, "--check-sources"]).current_dir(env!("CARGO_MANIFEST_DIR")).output()
+    {
         Ok(result) => result,
         Err(missing) => return eprintln!("SKIPPED {script}: python3: {missing}"),
     };

@@ -2,10 +2,12 @@
 //! `tests/sim/README.md`. A library simulates one PC at a time, so a test that holds a [`Sim`] has that vendor's for itself.
 #![allow(dead_code)] // every test binary uses its own part
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::{Rc, Weak};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use strata::backend::cuda::CudaDriver;
@@ -150,7 +152,61 @@ impl Sim {
     }
 }
 
-/// Settings of `count` equal cards.
-pub fn cards(count: usize, what: &str) -> String {
-    format!("card {what}\n").repeat(count)
+/// Cards of every kind that kernels are made for.
+pub struct Zoo {
+    cuda: Sim,
+    hip: Sim,
+}
+
+impl Zoo {
+    /// `settings` are those of both PCs, beside their cards.
+    pub fn new(settings: &str) -> Zoo {
+        Zoo {
+            cuda: Sim::cuda(&format!("{settings}\n{}", "card vram=2G context=1M arch=8.6\n".repeat(4))),
+            hip: Sim::hip(&format!(
+                "{settings}\ncard vram=2G context=1M arch=gfx1100 wave=32\ncard vram=2G context=1M arch=gfx906 wave=64"
+            )),
+        }
+    }
+
+    /// That of this thread, if there is one.
+    pub fn shared() -> Rc<Zoo> {
+        thread_local! {
+            static SHARED: RefCell<Weak<Zoo>> = RefCell::default();
+        }
+        SHARED.with_borrow_mut(|shared| {
+            shared.upgrade().unwrap_or_else(|| {
+                let zoo = Rc::new(Zoo::new(""));
+                *shared = Rc::downgrade(&zoo);
+                zoo
+            })
+        })
+    }
+
+    pub fn cuda(&self, number: usize) -> Box<dyn Backend> {
+        self.cuda.open(number)
+    }
+
+    pub fn hip(&self) -> Box<dyn Backend> {
+        self.hip.open(0)
+    }
+
+    /// 64 threads in step.
+    pub fn hip_64(&self) -> Box<dyn Backend> {
+        self.hip.open(1)
+    }
+
+    /// One of each.
+    pub fn kinds(&self) -> [(&'static str, Box<dyn Backend>); 3] {
+        [("CUDA", self.cuda(0)), ("HIP", self.hip()), ("HIP, 64 in step", self.hip_64())]
+    }
+
+    pub fn counter(&self, name: &str) -> i64 {
+        self.cuda.counter(name) + self.hip.counter(name)
+    }
+
+    pub fn assert_given_back(&self, when: &str) {
+        self.cuda.assert_given_back(when);
+        self.hip.assert_given_back(when);
+    }
 }

@@ -1,10 +1,6 @@
-//! Promise: cards of NVIDIA and AMD are found with their facts, or their absence is one sentence; what fails on them is told by
-//! name at the call that sees it; whatever was taken is given back.
-#![cfg(target_os = "linux")] // simulated drivers are built for Linux; on Windows tests/windows runs them
+//! What is found, what is absent, and memory without a model.
 
-mod sim_support;
-
-use sim_support::*;
+use super::sim_support::*;
 use strata::backend::cuda::CudaDriver;
 use strata::backend::device::{DeviceFinder, Images, Unavailable, Vendor};
 use strata::backend::hip::HipDriver;
