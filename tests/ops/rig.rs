@@ -3,6 +3,7 @@
 //! number of threads, and the fast mode must stay within a bound of the reference.
 
 use std::num::NonZeroUsize;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use strata::backend::cpu::kernels::Simd;
@@ -16,6 +17,7 @@ use strata::quant::Format;
 use strata::units::TokenId;
 
 use crate::gpu::{TUNINGS, open_card, software_card};
+use crate::sim_support::Zoo;
 
 /// Deterministic noise.
 pub struct Noise(u64);
@@ -220,7 +222,9 @@ impl Bed {
             groups.push(Group { name: format!("{mode:?} {rounding:?} {simd:?}"), devices, bound });
         }
         groups.extend(gpu_groups(&stage, &weights));
-        Rig { stage, groups }
+        let zoo = Zoo::shared();
+        groups.extend(simulated_groups(&zoo, &stage, &weights));
+        Rig { stage, groups, _zoo: zoo }
     }
 }
 
@@ -241,6 +245,22 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
     let tuned = stage.programs[0].steps.iter().any(|step| has_products(&step.op));
     TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).map(open).collect()
 }
+
+/// Simulated cards of each kind that CUDA and HIP kernels are made for.
+fn simulated_groups(zoo: &Zoo, stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
+    let open = |(name, mut backend): (&str, Box<dyn Backend>)| {
+        backend.open(ArenaSizes::of(stage)).unwrap();
+        for (id, slot, bytes) in weights {
+            backend.upload(stage.weight(*id).slice(*slot), bytes).unwrap();
+        }
+        let id = backend.prepare(stage, 0).unwrap();
+        Group { name: name.into(), devices: vec![(backend, id)], bound: FINE_BOUND }
+    };
+    zoo.kinds().into_iter().map(open).collect()
+}
+
+/// Activations rounded to two bytes, as in the processor's fast mode.
+const FINE_BOUND: f64 = 1e-4;
 
 /// How far float32 sums in another order may be from the reference.
 const GPU_BOUND: f64 = 2e-5;
@@ -275,6 +295,8 @@ struct Group {
 pub struct Rig {
     pub stage: Arc<Stage>,
     groups: Vec<Group>,
+    // Dropped after the devices on its cards.
+    _zoo: Rc<Zoo>,
 }
 
 /// Little-endian words.
