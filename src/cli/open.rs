@@ -1,6 +1,7 @@
 //! Opens a model for a verb: files, plan, devices, memory, weights, with a progress bar.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
+use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
@@ -17,7 +19,6 @@ use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
 use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
-use crate::probe::{Effort, probe};
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -28,6 +29,29 @@ const BUILT_IN_NAME: &str = "built-in tiny-flash-next";
 pub struct OpenModel {
     pub files: Arc<ModelFiles>,
     pub model: Arc<Model>,
+    /// `None` is the built-in model.
+    path: Option<PathBuf>,
+}
+
+/// What a verb needs of the engine; the plan settles everything else.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening {
+    pub context: u32,
+    pub slots: u32,
+    /// Tokens of a prompt that are read at once; `None` leaves it to the plan.
+    pub prefill: Option<u32>,
+    /// Rows of a window whose scores are wanted, at most.
+    pub max_outputs: u32,
+    /// Checkpoints that all conversations together keep in RAM.
+    pub checkpoints: u32,
+    pub stopping: Stopping,
+}
+
+impl Opening {
+    /// One conversation that keeps no checkpoints and wants the scores of one row.
+    pub fn new(context: u32, compute: &ComputeArgs, stopping: Stopping) -> Opening {
+        Opening { context, slots: 1, prefill: compute.ubatch_size.0, max_outputs: 1, checkpoints: 0, stopping }
+    }
 }
 
 /// The files of the model that the user named, or the built-in one.
@@ -46,7 +70,7 @@ impl OpenModel {
         for warning in &model.warnings {
             note(format!("warning: {}: {warning}", files.name()));
         }
-        Ok(OpenModel { files, model: Arc::new(model) })
+        Ok(OpenModel { files, model: Arc::new(model), path: args.model.clone() })
     }
 
     /// Tokens that the sequence shall hold. `wish` is the user's `--ctx-size`; without it, `needed` tokens, at least
@@ -72,31 +96,31 @@ impl OpenModel {
     }
 
     /// Plans, takes memory and loads the weights.
-    pub fn load(
-        &self,
-        compute: &ComputeArgs,
-        options: OpenOptions,
-        interrupt: &Interrupt,
-        stopping: Stopping,
-    ) -> Result<Loaded, CliError> {
+    pub fn load(&self, compute: &ComputeArgs, opening: Opening, interrupt: &Interrupt) -> Result<Loaded, CliError> {
         let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
         let rounding = if compute.activation_bits == "8" { Rounding::Bits8 } else { Rounding::Bits15 };
         let mut cpu = CpuOptions { rounding, ..CpuOptions::new(mode).with_threads(threads) };
-        if stopping == Stopping::AtOnce {
+        if opening.stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let here = probe(Effort::Read).machine;
+        let here = this_pc(self.path.as_deref());
+        let memory_gbs = here.host.ram_read_gbs;
         let machine = match &compute.wishes.machine {
-            Some(_) => within_this_pc(compute.wishes.machine()?, &here),
+            Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here,
         };
         let launch = Launch {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
             machine,
-            limits: limits(compute, &options)?,
-            options: OpenOptions { cancel: interrupt.flag(), ..options },
+            limits: limits(compute, &opening)?,
+            options: OpenOptions {
+                decode_rows: 1,
+                max_outputs: opening.max_outputs,
+                cancel: interrupt.flag(),
+                ..OpenOptions::default()
+            },
             cpu,
             locks: Some(default_lock_folder()),
             finders: FINDERS,
@@ -115,16 +139,17 @@ impl OpenModel {
         if !compute.quiet {
             note(loaded_line(&launched));
         }
-        Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed() })
+        Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
 }
 
 /// What the plan must heed: the verb's own numbers and the user's wishes.
-fn limits(compute: &ComputeArgs, options: &OpenOptions) -> Result<Limits, CliError> {
+fn limits(compute: &ComputeArgs, opening: &Opening) -> Result<Limits, CliError> {
     let flags = PlanFlags {
-        context: Some(options.context),
-        prefill: Some(options.prompt_rows),
-        slots: Some(options.slots),
+        context: Some(opening.context),
+        prefill: opening.prefill.map(|rows| rows.min(opening.context.max(1))),
+        slots: Some(opening.slots),
+        checkpoints: Some(opening.checkpoints),
         ..compute.wishes.flags()
     };
     Ok(Limits { kv: compute.kv.planned(), ..Limits::from_flags(&flags)? })
@@ -195,6 +220,8 @@ pub struct Loaded {
     pub engine: Engine,
     pub threads: usize,
     pub load_time: Duration,
+    /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.
+    pub memory_gbs: Option<f64>,
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

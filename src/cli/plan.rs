@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, PromptChunk, prompt_chunk};
 use super::error::CliError;
 use super::open::open_files;
 use super::output::Output;
@@ -39,9 +39,9 @@ pub struct PlanArgs {
     /// Type of cached keys and values: f32, f16, int8, k8v4, q4_0 [default: f16]
     #[arg(long, value_name = "TYPE")]
     kv: Option<String>,
-    /// Tokens of a prompt that are read at once [default: auto]
-    #[arg(long, visible_alias = "ubatch-size", value_name = "N", value_parser = prompt_chunk)]
-    prefill: Option<PromptChunk>,
+    /// Tokens of a prompt that are read at once; 'auto' leaves it to the plan
+    #[arg(long, visible_alias = "ubatch-size", value_name = "N", default_value = "auto", value_parser = prompt_chunk)]
+    prefill: PromptChunk,
     /// Conversations at the same time [default: 1]
     #[arg(long, visible_alias = "parallel", value_name = "N")]
     slots: Option<u32>,
@@ -64,17 +64,6 @@ pub struct PlanArgs {
     wishes: WishArgs,
 }
 
-/// `None` leaves the size to the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PromptChunk(Option<u32>);
-
-fn prompt_chunk(text: &str) -> Result<PromptChunk, String> {
-    if text == "auto" {
-        return Ok(PromptChunk(None));
-    }
-    text.parse().map(|n| PromptChunk(Some(n))).map_err(|_| "a number or 'auto' is needed".into())
-}
-
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct JsonOutcome<'a> {
@@ -88,7 +77,7 @@ struct JsonOutcome<'a> {
 pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let model = plan_model(args)?;
     let limits = limits(args, &model)?;
-    let machine = args.wishes.machine()?;
+    let machine = args.wishes.machine(args.model.as_deref())?;
     let outcome = make_plan(&model, &machine, &limits);
     let mut out = Output::new();
     match &outcome {
@@ -134,7 +123,7 @@ fn limits(args: &PlanArgs, model: &PlanModel) -> Result<Limits, CliError> {
     let flags = PlanFlags {
         context: args.context.map(|tokens| if tokens == 0 { model.trained_context } else { tokens }),
         kv: args.kv.clone(),
-        prefill: args.prefill.and_then(|chunk| chunk.0),
+        prefill: args.prefill.0,
         slots: args.slots,
         checkpoints: args.checkpoints,
         ..args.wishes.flags()

@@ -9,11 +9,11 @@ use super::answer::{Answer, Show, generate_error};
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Loaded, OpenModel, Stopping};
+use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::{Output, note};
-use super::report::{Report, measured_bandwidth};
+use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
-use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
+use crate::engine::{Finish, GenerateOptions, Generation};
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
@@ -90,23 +90,14 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             opened.model.dims().context,
         )));
     }
-    let options = OpenOptions {
-        context,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
-        ..OpenOptions::default()
-    };
-    let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
+    let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
+    let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
-    // The weights go first, so that measuring does not add to the memory that the run takes.
-    drop(loaded);
     let stopped = finish == Finish::Interrupted;
-    let report = report.with_bandwidth(if stopped { None } else { measured_bandwidth() });
     if args.json {
         Output::new().json(&JsonAnswer {
             model: &opened.model.name,

@@ -12,11 +12,11 @@ use serde_json::json;
 use super::args::{ComputeArgs, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{OpenModel, Stopping};
+use super::open::{OpenModel, Opening, Stopping};
 use super::output::note;
 use super::text::{Chat, open_tokenizer};
+use crate::engine::Engine;
 use crate::engine::service::{OpenEngine, Service, ServiceOptions, State};
-use crate::engine::{Engine, OpenOptions};
 use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
 
 const EXAMPLES: &str = "\
@@ -146,7 +146,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     TcpListener::bind(address).map(drop).map_err(|e| cannot_listen(address, &e))?;
     // The first engine is opened here, where its errors have exit codes.
     let first = open_engine(&opened, args, context, &interrupt)?;
-    let open = reopen(Arc::clone(&opened), args.compute.clone(), engine_options(args, context), interrupt.clone(), first);
+    let open = reopen(Arc::clone(&opened), args.compute.clone(), opening(args, context), interrupt.clone(), first);
     let service = Service::start(Arc::clone(&tokenizer), open, service_options);
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
@@ -196,28 +196,26 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     Err(CliError::Interrupted { told: true })
 }
 
-fn engine_options(args: &ServeArgs, context: u32) -> OpenOptions {
-    OpenOptions {
-        context,
-        slots: args.service.parallel,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
-        ..OpenOptions::default()
+fn opening(args: &ServeArgs, context: u32) -> Opening {
+    let (parallel, checkpoints) = (args.service.parallel, args.service.checkpoints);
+    Opening {
+        slots: parallel,
+        checkpoints: checkpoints.saturating_mul(parallel),
+        ..Opening::new(context, &args.compute, Stopping::BetweenWindows)
     }
 }
 
 fn open_engine(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &Interrupt) -> Result<Engine, CliError> {
-    Ok(opened.load(&args.compute, engine_options(args, context), interrupt, Stopping::BetweenWindows)?.engine)
+    Ok(opened.load(&args.compute, opening(args, context), interrupt)?.engine)
 }
 
 /// Hands out the engine that is open already; later, after a failure, opens another.
-fn reopen(opened: Arc<OpenModel>, compute: ComputeArgs, options: OpenOptions, interrupt: Interrupt, first: Engine) -> OpenEngine {
+fn reopen(opened: Arc<OpenModel>, compute: ComputeArgs, opening: Opening, interrupt: Interrupt, first: Engine) -> OpenEngine {
     let mut first = Some(first);
     Box::new(move || match first.take() {
         Some(engine) => Ok(engine),
         None => {
-            let loaded = opened.load(&compute, options.clone(), &interrupt, Stopping::BetweenWindows);
+            let loaded = opened.load(&compute, opening, &interrupt);
             loaded.map(|loaded| loaded.engine).map_err(|e| e.to_string())
         }
     })
@@ -263,7 +261,7 @@ fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>, stops: Vec<S
         "parallel": args.service.parallel,
         "queue": args.service.queue,
         "checkpoints": args.service.checkpoints,
-        "ubatch_size": args.compute.ubatch_size,
+        "ubatch_size": args.compute.ubatch_size.0.map_or_else(|| json!("auto"), |rows| json!(rows)),
         "threads": args.compute.threads,
         "reference": args.compute.reference,
         "thinking": thinking,

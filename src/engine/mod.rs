@@ -1,6 +1,5 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
-mod bandwidth;
 mod generate;
 mod load;
 mod process;
@@ -13,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
-pub use bandwidth::measure_read_bandwidth;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, load_bytes, load_stage};
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};

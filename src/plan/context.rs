@@ -101,7 +101,12 @@ impl<'a> Context<'a> {
 
     /// Prompt chunks to try, smallest first. They do not depend on the context: a smaller context must not plan worse.
     pub fn chunks(&self) -> Vec<u32> {
-        self.limits.prefill.map_or_else(|| rules::CHUNKS.to_vec(), |chunk| vec![chunk])
+        if let Some(chunk) = self.limits.prefill {
+            return vec![chunk];
+        }
+        let played = |&i: &usize| matches!(self.machine.cards[i].backend, BackendKind::Cpu | BackendKind::Virtual);
+        let most = if self.eligible.iter().all(played) { rules::CPU_CHUNK } else { u32::MAX };
+        rules::CHUNKS.into_iter().filter(|chunk| *chunk <= most).collect()
     }
 
     /// Rows of a chunk's buffers: no more than there can be tokens.

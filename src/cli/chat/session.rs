@@ -12,7 +12,7 @@ use crate::cli::error::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
-use crate::cli::report::{Report, measured_bandwidth};
+use crate::cli::report::Report;
 use crate::cli::text::{Chat, message};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
 use crate::state::Sequence;
@@ -30,8 +30,6 @@ pub struct Session<'a> {
     /// Questions and answers in turn, without the system message.
     messages: Vec<Json>,
     last: Option<GenerationStats>,
-    /// Measured when first asked for.
-    bandwidth: Option<Option<f64>>,
 }
 
 impl<'a> Session<'a> {
@@ -59,7 +57,6 @@ impl<'a> Session<'a> {
             system: args.template.system.clone(),
             messages: Vec::new(),
             last: None,
-            bandwidth: None,
         })
     }
 
@@ -96,6 +93,7 @@ impl<'a> Session<'a> {
             stop: self.settings.stop.clone(),
             ignore_eos: self.settings.ignore_eos,
             checkpoints: vec![history],
+            max_checkpoints: super::CHECKPOINTS as usize,
             interrupt: self.interrupt.flag(),
             ..GenerateOptions::default()
         };
@@ -185,8 +183,7 @@ impl<'a> Session<'a> {
             note("(nothing was answered yet)");
             return;
         };
-        let bandwidth = *self.bandwidth.get_or_insert_with(measured_bandwidth);
-        note(Report::new(&self.loaded, &stats).with_bandwidth(bandwidth).line());
+        note(Report::new(&self.loaded, &stats).line());
         let (held, room) = (self.sequence.len(), self.loaded.engine.options().context);
         note(format!("{held} of {room} tokens held, {} messages", self.messages.len()));
     }
