@@ -108,23 +108,28 @@ pub trait Backend: Send {
     /// Sets a slice to zero bytes.
     fn clear(&mut self, slice: Slice) -> Result<(), BackendError>;
 
-    /// Makes program `program` of `stage` ready to run. The stage has been checked.
+    /// Makes program `program` of `stage` ready to run. The stage has been checked. Host steps are not the device's: it runs the
+    /// segments between them ([`Program::segments`](crate::program::Program::segments)).
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError>;
 
     /// Everything is loaded and prepared. From here on an allocation is a defect, and counted.
     fn freeze(&mut self);
 
-    /// Starts a run. Inputs were uploaded to their buffers before.
-    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError>;
+    /// Starts a segment of a program. Inputs were uploaded to their buffers before. The segments of a window are run in order with
+    /// the same parameters, so what depends on them need be computed for segment 0 only. The segment after a `HostExperts` step
+    /// may run more than once, with another slot table each time.
+    fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError>;
 
     /// Waits for a run. Errors are sticky and surface here.
     fn wait(&mut self, ticket: Ticket) -> Result<(), BackendError>;
 
-    /// Runs one step at a time and shows every buffer the step wrote: `(step, buffer, rows × width elements)`.
+    /// Runs a segment one step at a time and shows every buffer the step wrote: `(step, buffer, rows × width elements)`, steps
+    /// counted from the program's first.
     /// For comparing devices and for finding the first wrong op; may be slow.
     fn trace(
         &mut self,
         program: PreparedId,
+        segment: usize,
         params: &RunParams<'_>,
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError>;

@@ -181,8 +181,8 @@ impl Backend for VirtualCard {
         self.inner.freeze();
     }
 
-    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
-        self.inner.run(program, params).map_err(|e| self.own(e))
+    fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
+        self.inner.run(program, segment, params).map_err(|e| self.own(e))
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<(), BackendError> {
@@ -192,10 +192,11 @@ impl Backend for VirtualCard {
     fn trace(
         &mut self,
         program: PreparedId,
+        segment: usize,
         params: &RunParams<'_>,
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError> {
-        self.inner.trace(program, params, see).map_err(|e| self.own(e))
+        self.inner.trace(program, segment, params, see).map_err(|e| self.own(e))
     }
 
     fn memory(&self) -> MemoryReport {

@@ -113,6 +113,7 @@ impl OpenOptions {
             kv: self.kv,
             versions: self.undo_tokens.saturating_add(1),
             programs,
+            expert_slots: None,
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::tensors::Linear;
 use super::{ModelError, StageOptions};
 use crate::program::{
-    Epilogue, ExpertMatrix, GateActivation, MatMulPart, Op, PartWeights, ProgramBuilder, RouterScore, Stage, StageBuilder, View,
-    check_stage,
+    Epilogue, ExpertMatrix, GateActivation, MatMulPart, Op, PartWeights, ProgramBuilder, RouterScore, Stage, StageBuilder,
+    StateId, View, check_stage,
 };
 
 const MAX_VERSIONS: u32 = 1 << 16;
@@ -57,6 +57,8 @@ pub(super) struct Moe {
     pub gate: ExpertMatrix,
     pub up: ExpertMatrix,
     pub down: ExpertMatrix,
+    /// The table of slots, where not every expert has one of its own.
+    pub slots: Option<StateId>,
     pub shared: Option<SharedExpert>,
     pub count: u32,
     pub used: u32,
@@ -82,16 +84,32 @@ impl Moe {
         let weights = p.buffer(format!("{label} expert weights"), self.used);
         let score = RouterScore::SoftmaxAll;
         p.step(format!("{label} top-k"), Op::Router { logits, score, normalise: self.normalise, ids, weights });
-        let hidden = p.buffer(format!("{label} expert hidden"), self.used * self.hidden);
-        let (gate, up) = (self.gate, self.up);
-        p.step(format!("{label} experts in"), Op::ExpertGated { x, ids, gate, up, activation, out: hidden });
-        let y = p.buffer(format!("{label} ffn out"), self.down.rows);
-        p.step(format!("{label} experts out"), Op::ExpertDown { x: hidden, ids, weights, down: self.down, out: y });
+        let y = self.emit_experts(p, label, x, (ids, weights));
         if let Some((s, gate, hidden)) = shared {
             let out = p.buffer(format!("{label} shared out"), self.down.rows);
             p.step(format!("{label} shared out"), Op::MatMul { x: hidden, parts: vec![s.down.part(out, Epilogue::None)] });
             p.step(format!("{label} shared add"), Op::Add { x: y, y: out, scale: Some(gate) });
         }
+        y
+    }
+
+    /// Steps from the choices of the router to their weighted sum.
+    fn emit_experts(&self, p: &mut ProgramBuilder, label: &str, x: View, (ids, weights): (View, View)) -> View {
+        let Moe { gate, up, down, slots, .. } = *self;
+        let activation = GateActivation::Silu;
+        let hidden = p.buffer(format!("{label} expert hidden"), self.used * self.hidden);
+        let y = p.buffer(format!("{label} ffn out"), down.rows);
+        let Some(table) = slots else {
+            p.step(format!("{label} experts in"), Op::ExpertGated { x, ids, gate, up, activation, slots, out: hidden });
+            p.step(format!("{label} experts out"), Op::ExpertDown { x: hidden, ids, weights, down, out: y });
+            return y;
+        };
+        let each = p.buffer(format!("{label} expert out"), self.used * down.rows);
+        p.step(format!("{label} experts elsewhere"), Op::HostExperts { x, ids, slots: table, out: each });
+        p.step(format!("{label} experts in"), Op::ExpertGated { x, ids, gate, up, activation, slots, out: hidden });
+        p.step(format!("{label} experts out"), Op::ExpertDownEach { x: hidden, ids, down, slots: table, out: each });
+        p.step(format!("{label} experts join"), Op::HostJoin { out: each });
+        p.step(format!("{label} experts sum"), Op::ExpertSum { x: each, ids, weights, scale: down.scale, out: y });
         y
     }
 }

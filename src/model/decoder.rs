@@ -3,7 +3,7 @@
 
 use super::blocks::{Moe, decode_layers, finish_stage, gated_part};
 use super::rope::{RopeConfig, Scaling};
-use super::tensors::Linear;
+use super::tensors::{Experts, Linear};
 use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len};
 use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
@@ -404,14 +404,20 @@ impl Config {
             post_attn_norm: if self.variant.gemma { Some(norm(stage, "post_attention_norm", width)?) } else { None },
             ffn_norm: norm(stage, "ffn_norm", width)?,
             post_ffn_norm: if self.variant.gemma { Some(norm(stage, "post_ffw_norm", width)?) } else { None },
-            feed_forward: self.declare_feed_forward(tensors, stage, i)?,
+            feed_forward: self.declare_feed_forward(tensors, stage, i, options.slots_of_layer(i))?,
             rope: stage.rope(rope),
             window,
             cache: stage.state(format!("L{i} kv"), kind, options.slots),
         })
     }
 
-    fn declare_feed_forward(&self, tensors: &Tensors<'_>, stage: &mut StageBuilder, i: u32) -> Result<FeedForward, ModelError> {
+    fn declare_feed_forward(
+        &self,
+        tensors: &Tensors<'_>,
+        stage: &mut StageBuilder,
+        i: u32,
+        slots: Option<u32>,
+    ) -> Result<FeedForward, ModelError> {
         let width = self.width;
         let base = |part: &str| format!("blk.{i}.{part}");
         let Some(e) = &self.experts else {
@@ -422,9 +428,10 @@ impl Config {
             });
         };
         let router = tensors.linear(stage, &base("ffn_gate_inp"), width, e.count)?;
-        let [gate, up, down] = tensors.experts(stage, i, width, e.hidden, e.count)?;
+        let Experts { gate, up, down, slots } = tensors.experts(stage, i, width, e.hidden, (e.count, slots))?;
         let (count, used, hidden) = (e.count, e.used, e.hidden);
-        Ok(FeedForward::Experts(Box::new(Moe { router, gate, up, down, shared: None, count, used, hidden, normalise: true })))
+        let moe = Moe { router, gate, up, down, slots, shared: None, count, used, hidden, normalise: true };
+        Ok(FeedForward::Experts(Box::new(moe)))
     }
 
     fn program(

@@ -114,6 +114,16 @@ pub struct StageOptions {
     pub versions: u32,
     /// Shape classes, each with a name: `decode`, `prompt`.
     pub programs: Vec<(String, ShapeClass)>,
+    /// Slots for the experts of each of the layers; `None`, or a layer without an entry, holds all of them.
+    pub expert_slots: Option<Vec<u32>>,
+}
+
+impl StageOptions {
+    /// Slots for the experts of layer `i`, where they are found by a table.
+    pub fn slots_of_layer(&self, i: u32) -> Option<u32> {
+        let slots = self.expert_slots.as_ref()?;
+        slots.get(i.checked_sub(self.layers.start)? as usize).copied()
+    }
 }
 
 /// A part of the file that is recognised but not used by text generation.

@@ -3,7 +3,7 @@
 use super::ModelError;
 use crate::gguf::{ModelFiles, TensorInfo};
 use crate::program::{Epilogue, ExpertMatrix};
-use crate::program::{MatMulPart, MatrixSpec, PartWeights, StageBuilder, View, WeightId};
+use crate::program::{MatMulPart, MatrixSpec, PartWeights, StageBuilder, StateId, StateKind, View, WeightId};
 use crate::quant::Format;
 
 /// Checked look-ups in a model's tensor table.
@@ -135,25 +135,26 @@ impl<'a> Tensors<'a> {
     }
 
     /// Gate, up and down of a layer's experts, each expert one slab. `hidden` is the width inside an expert. A file with
-    /// fused `ffn_gate_up_exps` is read as such.
+    /// fused `ffn_gate_up_exps` is read as such. With `slots` the arena has room for so many of the experts.
     pub(super) fn experts(
         &self,
         stage: &mut StageBuilder,
         layer: u32,
         width: u32,
         hidden: u32,
-        experts: u32,
-    ) -> Result<[ExpertMatrix; 3], ModelError> {
+        (experts, slots): (u32, Option<u32>),
+    ) -> Result<Experts, ModelError> {
+        let held = slots.unwrap_or(experts).min(experts);
         let base = |part: &str| format!("blk.{layer}.ffn_{part}_exps");
         let spec = |part: &str, cols, rows| self.expert_spec(&format!("{}.weight", base(part)), cols, rows, experts);
         let down = spec("down", hidden, width)?;
         let fused = self.has(&format!("{}.weight", base("gate_up")));
         let mut matrices = if fused {
-            let ids = stage.expert_slabs(vec![spec("gate_up", width, 2 * hidden)?, down], experts);
+            let ids = stage.expert_slots(vec![spec("gate_up", width, 2 * hidden)?, down], experts, held);
             let part = |row_offset| ExpertMatrix { weight: ids[0], row_offset, rows: hidden, scale: None };
             [part(0), part(hidden), ExpertMatrix { weight: ids[1], row_offset: 0, rows: width, scale: None }]
         } else {
-            let ids = stage.expert_slabs(vec![spec("gate", width, hidden)?, spec("up", width, hidden)?, down], experts);
+            let ids = stage.expert_slots(vec![spec("gate", width, hidden)?, spec("up", width, hidden)?, down], experts, held);
             let part = |i: usize, rows| ExpertMatrix { weight: ids[i], row_offset: 0, rows, scale: None };
             [part(0, hidden), part(1, hidden), part(2, width)]
         };
@@ -161,6 +162,18 @@ impl<'a> Tensors<'a> {
         for (matrix, name) in matrices.iter_mut().zip(names) {
             matrix.scale = self.opt_vector(stage, &format!("{}.scale", base(name)), experts)?;
         }
-        Ok(matrices)
+        let [gate, up, down] = matrices;
+        let kind = StateKind::ExpertSlots { layer, experts };
+        let slots = slots.map(|_| stage.state(format!("L{layer} expert slots"), kind, 1));
+        Ok(Experts { gate, up, down, slots })
     }
+}
+
+/// The experts of a layer.
+pub(super) struct Experts {
+    pub gate: ExpertMatrix,
+    pub up: ExpertMatrix,
+    pub down: ExpertMatrix,
+    /// The table that tells which of them lie in the arena, where not all have their place.
+    pub slots: Option<StateId>,
 }

@@ -43,29 +43,40 @@ impl StageBuilder {
             return *id;
         }
         let offset_bytes = self.weights_bytes;
-        let id = self.push_weight(spec, 1, offset_bytes, 0);
+        let id = self.push_weight(spec, (1, 1), offset_bytes, 0);
         self.weights_bytes = align_up(offset_bytes.saturating_add(self.weights[id.0 as usize].matrix_bytes()), ARENA_ALIGN_BYTES);
         id
     }
 
     /// The parts of `experts` experts, each expert one slab: its parts follow one another, and slabs follow one another.
     pub fn expert_slabs(&mut self, parts: Vec<MatrixSpec>, experts: u32) -> Vec<WeightId> {
+        self.expert_slots(parts, experts, experts)
+    }
+
+    /// As [`StageBuilder::expert_slabs`], with room for `slots` of the experts.
+    pub fn expert_slots(&mut self, parts: Vec<MatrixSpec>, experts: u32, slots: u32) -> Vec<WeightId> {
         let base = self.weights_bytes;
         let mut ids = Vec::with_capacity(parts.len());
         let mut within = 0u64;
         for spec in parts {
-            let id = self.push_weight(spec, experts, base.saturating_add(within), 0);
+            let id = self.push_weight(spec, (experts, slots), base.saturating_add(within), 0);
             within = align_up(within.saturating_add(self.weights[id.0 as usize].matrix_bytes()), ARENA_ALIGN_BYTES);
             ids.push(id);
         }
         for id in &ids {
             self.weights[id.0 as usize].expert_stride_bytes = within;
         }
-        self.weights_bytes = base.saturating_add(within.saturating_mul(u64::from(experts)));
+        self.weights_bytes = base.saturating_add(within.saturating_mul(u64::from(slots)));
         ids
     }
 
-    fn push_weight(&mut self, spec: MatrixSpec, experts: u32, offset_bytes: u64, expert_stride_bytes: u64) -> WeightId {
+    fn push_weight(
+        &mut self,
+        spec: MatrixSpec,
+        (experts, slots): (u32, u32),
+        offset_bytes: u64,
+        expert_stride_bytes: u64,
+    ) -> WeightId {
         let id = WeightId(self.weights.len() as u32);
         self.by_tensor.insert(spec.tensor.clone(), id);
         self.weights.push(WeightDecl {
@@ -74,6 +85,7 @@ impl StageBuilder {
             cols: spec.cols,
             rows: spec.rows,
             experts,
+            slots,
             offset_bytes,
             expert_stride_bytes,
         });

@@ -49,8 +49,10 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
         if w.matrix_bytes() == 0 {
             return fail(&w.tensor, format!("{} columns are no whole number of {} blocks", w.cols, w.format));
         }
-        let end = w.slice(w.experts.saturating_sub(1));
-        if end.offset_bytes + end.len_bytes > stage.weights_bytes {
+        if w.slots > w.experts {
+            return fail(&w.tensor, format!("{} slots for {} matrices", w.slots, w.experts));
+        }
+        if w.end_bytes() > stage.weights_bytes {
             return fail(&w.tensor, "reaches past the end of the weights arena".into());
         }
     }
@@ -68,7 +70,7 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
 /// Two weights that share bytes. Weights of experts may interleave if they repeat at the same distance and the matrices of
 /// one expert lie together; experts are not looked at one by one, since there may be very many.
 fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDecl)> {
-    let mut order: Vec<&WeightDecl> = weights.iter().collect();
+    let mut order: Vec<&WeightDecl> = weights.iter().filter(|w| w.slots > 0).collect();
     order.sort_by_key(|w| w.offset_bytes);
     // The first weight of the present slab, and where the bytes in use end: of expert 0 and of all experts.
     let mut slab: Option<&WeightDecl> = None;
@@ -78,7 +80,7 @@ fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDe
         let w_end = w.offset_bytes + w.matrix_bytes();
         let joins = slab.is_some_and(|s| {
             let slab_end = s.offset_bytes + s.expert_stride_bytes;
-            (s.experts, s.expert_stride_bytes) == (w.experts, w.expert_stride_bytes) && w.experts > 1 && w_end <= slab_end
+            (s.slots, s.expert_stride_bytes) == (w.slots, w.expert_stride_bytes) && w.experts > 1 && w_end <= slab_end
         });
         let free_from = if joins { end } else { all_end };
         match before {
@@ -92,8 +94,7 @@ fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDe
             slab = Some(w);
         }
         end = w_end;
-        let last = w.slice(w.experts.saturating_sub(1));
-        all_end = all_end.max(last.offset_bytes + last.len_bytes);
+        all_end = all_end.max(w.end_bytes());
         before = Some(w);
     }
     None
@@ -105,6 +106,10 @@ pub fn check_program(stage: &Stage, program: &Program) -> Result<(), CheckError>
     let mut written: Vec<bool> = program.buffers.iter().map(|b| b.input.is_some()).collect();
     for (i, step) in program.steps.iter().enumerate() {
         let outcome = checker.step(&step.op, &mut written);
+        outcome.map_err(|problem| CheckError { program: program.name.clone(), step: i, name: step.name.clone(), problem })?;
+    }
+    for i in program.host_steps() {
+        let (step, outcome) = (&program.steps[i], checker.host_step(i));
         outcome.map_err(|problem| CheckError { program: program.name.clone(), step: i, name: step.name.clone(), problem })?;
     }
     checker.overlaps().map_err(|problem| CheckError { program: program.name.clone(), step: 0, name: "buffers".into(), problem })
@@ -196,6 +201,47 @@ impl Checker<'_> {
         m.scale.map_or(Ok(()), |s| self.vector(s, w.experts))
     }
 
+    /// Experts that are found by a table; without one all must be held.
+    fn held(&self, m: &ExpertMatrix, slots: Option<StateId>) -> Outcome {
+        let w = self.stage.weight(m.weight);
+        match slots {
+            Some(id) => self.slot_table(id, w.experts),
+            None => require(w.holds_all(), || format!("{} holds {} of {} experts without a table", w.tensor, w.slots, w.experts)),
+        }
+    }
+
+    fn slot_table(&self, id: StateId, experts: u32) -> Outcome {
+        match self.stage.state(id).kind {
+            StateKind::ExpertSlots { experts: found, .. } => same("experts of the slot table", found, experts),
+            _ => Err("the state is no table of expert slots".into()),
+        }
+    }
+
+    /// `HostExperts`, the held experts with the same operands, `HostJoin`: in this order, with nothing else between, so that the
+    /// device's part may run several times.
+    fn host_step(&self, i: usize) -> Outcome {
+        let Op::HostExperts { ids, slots, out, .. } = &self.program.steps[i].op else {
+            let before = self.program.steps[..i].iter().rev().find(|step| step.op.is_host());
+            return require(before.is_some_and(|step| matches!(step.op, Op::HostExperts { .. })), || {
+                "the host joins what it never began".into()
+            });
+        };
+        let after = &self.program.steps[i + 1..];
+        let segment = after.iter().take_while(|step| !step.op.is_host());
+        let mut count = 0;
+        for step in segment {
+            count += 1;
+            let fits = match &step.op {
+                Op::ExpertGated { ids: own, slots: table, .. } => own == ids && *table == Some(*slots),
+                Op::ExpertDownEach { ids: own, slots: table, out: target, .. } => own == ids && table == slots && target == out,
+                _ => false,
+            };
+            require(fits, || format!("'{}' cannot be run again while the host works on the same choices", step.name))?;
+        }
+        let joined = after.get(count).is_some_and(|step| step.op == Op::HostJoin { out: *out });
+        require(count == 2 && joined, || "the held experts and the join do not follow".into())
+    }
+
     fn kv(&self, cache: StateId, width: u32) -> Outcome {
         match self.stage.state(cache).kind {
             StateKind::Kv { kv_heads, head_dim, .. } => same("width of a cached key", width, product(kv_heads, head_dim)),
@@ -270,10 +316,12 @@ impl Checker<'_> {
                 same("number of expert weights", weights.width, ids.width)?;
                 require(ids.width <= logits.width, || "more experts used than there are".into())
             }
-            Op::ExpertGated { x, ids, gate, up, out, .. } => {
+            Op::ExpertGated { x, ids, gate, up, slots, out, .. } => {
                 self.element(*ids, Element::U32)?;
                 self.expert(gate, x.width)?;
                 self.expert(up, x.width)?;
+                self.held(gate, *slots)?;
+                self.held(up, *slots)?;
                 same("rows of up", up.rows, gate.rows)?;
                 same("output width", out.width, product(gate.rows, ids.width))
             }
@@ -281,8 +329,32 @@ impl Checker<'_> {
                 self.element(*ids, Element::U32)?;
                 same("number of expert weights", weights.width, ids.width)?;
                 self.expert(down, x.width / ids.width)?;
+                self.held(down, None)?;
                 same("output width", out.width, down.rows)
             }
+            Op::ExpertDownEach { x, ids, down, slots, out } => {
+                self.element(*ids, Element::U32)?;
+                self.expert(down, x.width / ids.width)?;
+                self.held(down, Some(*slots))?;
+                same("output width", out.width, product(down.rows, ids.width))
+            }
+            Op::ExpertSum { x, ids, weights, scale, out } => {
+                self.element(*ids, Element::U32)?;
+                same("number of expert weights", weights.width, ids.width)?;
+                same("width of the experts' results", x.width, product(out.width, ids.width))?;
+                scale.map_or(Ok(()), |s| {
+                    let w = self.stage.weight(s);
+                    self.vector(s, w.cols.saturating_mul(w.rows))
+                })
+            }
+            Op::HostExperts { ids, slots, .. } => {
+                self.element(*ids, Element::U32)?;
+                match self.stage.state(*slots).kind {
+                    StateKind::ExpertSlots { .. } => Ok(()),
+                    _ => Err("the state is no table of expert slots".into()),
+                }
+            }
+            Op::HostJoin { .. } => Ok(()),
             Op::Add { x, y, scale } => {
                 same("width of the addend", y.width, x.width)?;
                 scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
@@ -379,7 +451,16 @@ mod tests {
 
     fn weight(name: &str, offset_bytes: u64, rows: u32, experts: u32, expert_stride_bytes: u64) -> WeightDecl {
         // 64 bytes a row.
-        WeightDecl { tensor: name.into(), format: Format::F32, cols: 16, rows, experts, offset_bytes, expert_stride_bytes }
+        WeightDecl {
+            tensor: name.into(),
+            format: Format::F32,
+            cols: 16,
+            rows,
+            experts,
+            slots: experts,
+            offset_bytes,
+            expert_stride_bytes,
+        }
     }
 
     fn overlap(weights: &[WeightDecl]) -> Option<(&str, &str)> {

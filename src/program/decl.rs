@@ -45,13 +45,19 @@ pub struct WeightDecl {
     pub cols: u32,
     /// Output width: rows of one matrix.
     pub rows: u32,
-    /// 1 for an ordinary matrix.
+    /// Matrices in the model; 1 for an ordinary matrix.
     pub experts: u32,
-    /// First byte of expert 0 in the weights arena.
+    /// Matrices that the arena has room for. As many as `experts` where all are held, expert `e` then lies in slot `e`; fewer
+    /// where a [`StateKind::ExpertSlots`] tells which expert lies where.
+    pub slots: u32,
+    /// First byte of slot 0 in the weights arena.
     pub offset_bytes: u64,
-    /// Distance between two experts. Larger than a matrix where the parts of an expert lie together in one slab.
+    /// Distance between two slots. Larger than a matrix where the parts of an expert lie together in one slab.
     pub expert_stride_bytes: u64,
 }
+
+/// What a table of [`StateKind::ExpertSlots`] holds for an expert that lies in no slot.
+pub const NO_SLOT: u32 = u32::MAX;
 
 impl WeightDecl {
     /// Bytes of one row. The builder has checked that `cols` is a whole number of blocks.
@@ -64,13 +70,24 @@ impl WeightDecl {
         self.row_bytes().saturating_mul(u64::from(self.rows))
     }
 
-    /// Where the matrix of `expert` lies.
-    pub fn slice(&self, expert: u32) -> Slice {
+    /// Where the matrix in `slot` lies.
+    pub fn slice(&self, slot: u32) -> Slice {
         Slice {
             arena: ArenaKind::Weights,
-            offset_bytes: self.offset_bytes + u64::from(expert) * self.expert_stride_bytes,
+            offset_bytes: self.offset_bytes + u64::from(slot) * self.expert_stride_bytes,
             len_bytes: self.matrix_bytes(),
         }
+    }
+
+    /// End of the last slot's matrix; the beginning where there is no slot.
+    pub fn end_bytes(&self) -> u64 {
+        let last = self.slots.checked_sub(1).map(|slot| self.slice(slot));
+        last.map_or(self.offset_bytes, |slice| slice.offset_bytes.saturating_add(slice.len_bytes))
+    }
+
+    /// Whether every expert has its own slot.
+    pub fn holds_all(&self) -> bool {
+        self.slots == self.experts
     }
 }
 
@@ -108,6 +125,9 @@ pub enum StateKind {
     Delta { versions: u32, heads: u32, key_dim: u32, value_dim: u32 },
     /// The last inputs of a causal convolution, a ring by token index: `[ring_rows][channels]` f32.
     ConvHistory { ring_rows: u32, channels: u32 },
+    /// Which slot of the weights arena holds which expert of a layer: `[expert]` u32, [`NO_SLOT`] for none. It belongs to no
+    /// sequence (one slot of state). The host writes it while no run is in flight; programs only read it.
+    ExpertSlots { layer: u32, experts: u32 },
 }
 
 impl StateKind {
@@ -122,12 +142,14 @@ impl StateKind {
             }
             StateKind::Delta { versions, heads, key_dim, value_dim } => product(4, [versions, heads, key_dim, value_dim]),
             StateKind::ConvHistory { ring_rows, channels } => product(4, [ring_rows, channels, 1, 1]),
+            StateKind::ExpertSlots { experts, .. } => product(4, [experts, 1, 1, 1]),
         }
     }
 
-    /// Whether forgetting the newest tokens is done by counting (true) or needs a copy from before (false).
+    /// Whether forgetting the newest tokens is done by counting, or nothing is to be forgotten (true), or needs a copy from
+    /// before (false).
     pub fn truncates(&self) -> bool {
-        matches!(self, StateKind::Kv { .. } | StateKind::IndexKeys { .. })
+        matches!(self, StateKind::Kv { .. } | StateKind::IndexKeys { .. } | StateKind::ExpertSlots { .. })
     }
 }
 
@@ -258,6 +280,19 @@ pub struct Program {
 impl Program {
     pub fn buffer(&self, id: BufferId) -> &BufferDecl {
         &self.buffers[id.0 as usize]
+    }
+
+    /// Steps that the host takes, in order.
+    pub fn host_steps(&self) -> impl Iterator<Item = usize> {
+        self.steps.iter().enumerate().filter(|(_, step)| step.op.is_host()).map(|(i, _)| i)
+    }
+
+    /// The ranges of steps that a device runs in one go: up to the first host step, between two of them, and from the last to the
+    /// end. One more than there are host steps; some may be empty.
+    pub fn segments(&self) -> Vec<std::ops::Range<usize>> {
+        let mut start = 0;
+        let ends = self.host_steps().chain([self.steps.len()]);
+        ends.map(|end| std::mem::replace(&mut start, end + 1)..end).collect()
     }
 
     pub fn input(&self, wanted: impl Fn(InputKind) -> bool) -> Option<BufferId> {

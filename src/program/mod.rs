@@ -13,7 +13,7 @@ mod traffic;
 pub use builder::{MatrixSpec, ProgramBuilder, StageBuilder};
 pub use check::{CheckError, check_program, check_stage};
 pub use decl::{
-    ArenaKind, BufferDecl, BufferId, Element, InputKind, KvFormat, OutputKind, Program, Rope, RopeId, RopePairing, Rows,
+    ArenaKind, BufferDecl, BufferId, Element, InputKind, KvFormat, NO_SLOT, OutputKind, Program, Rope, RopeId, RopePairing, Rows,
     ShapeClass, Slice, Stage, StateDecl, StateId, StateKind, WeightDecl, WeightId,
 };
 pub use op::{Epilogue, ExpertMatrix, GateActivation, Heads, MatMulPart, Op, PartWeights, RouterScore, Step, View};

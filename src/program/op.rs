@@ -167,10 +167,31 @@ pub enum Op {
     /// Top-k experts of each row: ids descending by score (ties: lower id) and weights `p / max(sum p, 2^-14)` when
     /// `normalise`, else `p`.
     Router { logits: View, score: RouterScore, normalise: bool, ids: View, weights: View },
-    /// For each chosen expert `j` of a row: `out[j*F..] = activation(gate x) * (up x)`.
-    ExpertGated { x: View, ids: View, gate: ExpertMatrix, up: ExpertMatrix, activation: GateActivation, out: View },
-    /// `out = sum_j weights[j] * down_j(x[j*F..])`.
+    /// For each chosen expert `j` of a row: `out[j*F..] = activation(gate x) * (up x)`. With `slots` (a table of
+    /// [`StateKind::ExpertSlots`](super::StateKind::ExpertSlots)) only for experts that lie in a slot; the columns of the others
+    /// stay as they are.
+    ExpertGated {
+        x: View,
+        ids: View,
+        gate: ExpertMatrix,
+        up: ExpertMatrix,
+        activation: GateActivation,
+        slots: Option<StateId>,
+        out: View,
+    },
+    /// `out = sum_j weights[j] * down_j(x[j*F..])`. All experts are held.
     ExpertDown { x: View, ids: View, weights: View, down: ExpertMatrix, out: View },
+    /// For each chosen expert `j` of a row that lies in a slot: `out[j*D..] = down_j(x[j*F..])`, without the matrix's scale. The
+    /// columns of the others stay as they are.
+    ExpertDownEach { x: View, ids: View, down: ExpertMatrix, slots: StateId, out: View },
+    /// `out = sum_j weights[j] * scale[ids[j]] * x[j*D..]`, added in the same order as by `ExpertDown`.
+    ExpertSum { x: View, ids: View, weights: View, scale: Option<WeightId>, out: View },
+    /// Taken by the host, see [`Op::is_host`]. The host sees to the chosen experts that lie in no slot of `slots`: it computes
+    /// them on its processor, or copies them to slots and lets the device run the next segment once more. It reads `x` and `ids`
+    /// before it starts the next segment. That segment is `ExpertGated` and `ExpertDownEach` for the held experts, nothing else.
+    HostExperts { x: View, ids: View, slots: StateId, out: View },
+    /// Taken by the host: from here on `out` holds what the host computed, too.
+    HostJoin { out: View },
     /// `x += y`, or `x += scale * y` with one scale a row.
     Add { x: View, y: View, scale: Option<View> },
     /// N-gram injection up to the convolution (2.4): gate each stream's copy of `value` by the match of `key` and the stream,
@@ -217,10 +238,19 @@ impl Op {
             Op::Router { .. } => "router",
             Op::ExpertGated { .. } => "expert_gated",
             Op::ExpertDown { .. } => "expert_down",
+            Op::ExpertDownEach { .. } => "expert_down_each",
+            Op::ExpertSum { .. } => "expert_sum",
+            Op::HostExperts { .. } => "host_experts",
+            Op::HostJoin { .. } => "host_join",
             Op::Add { .. } => "add",
             Op::NgramGate { .. } => "ngram_gate",
             Op::GatherOutputs { .. } => "gather_outputs",
         }
+    }
+
+    /// Whether the host takes this step. Host steps cut a program into the segments that devices run.
+    pub fn is_host(&self) -> bool {
+        matches!(self, Op::HostExperts { .. } | Op::HostJoin { .. })
     }
 
     /// Views that are read (in-place operands are in both lists).
@@ -248,7 +278,9 @@ impl Op {
             }
             Op::Router { logits, .. } => vec![*logits],
             Op::ExpertGated { x, ids, .. } => vec![*x, *ids],
-            Op::ExpertDown { x, ids, weights, .. } => vec![*x, *ids, *weights],
+            Op::ExpertDown { x, ids, weights, .. } | Op::ExpertSum { x, ids, weights, .. } => vec![*x, *ids, *weights],
+            Op::ExpertDownEach { x, ids, .. } | Op::HostExperts { x, ids, .. } => vec![*x, *ids],
+            Op::HostJoin { out } => vec![*out],
             Op::Add { x, y, scale } => [Some(*x), Some(*y), *scale].into_iter().flatten().collect(),
             Op::NgramGate { x, key, value, .. } => vec![*x, *key, *value],
         }
@@ -272,6 +304,10 @@ impl Op {
             | Op::DeltaRule { out, .. }
             | Op::ExpertGated { out, .. }
             | Op::ExpertDown { out, .. }
+            | Op::ExpertDownEach { out, .. }
+            | Op::ExpertSum { out, .. }
+            | Op::HostExperts { out, .. }
+            | Op::HostJoin { out }
             | Op::GatherOutputs { out, .. } => vec![*out],
         }
     }
@@ -287,6 +323,8 @@ impl Op {
                 [Some(gate.weight), Some(up.weight), gate.scale, up.scale].into_iter().flatten().collect()
             }
             Op::ExpertDown { down, .. } => [Some(down.weight), down.scale].into_iter().flatten().collect(),
+            Op::ExpertDownEach { down, .. } => vec![down.weight],
+            Op::ExpertSum { scale, .. } => scale.iter().copied().collect(),
             Op::NgramGate { norm_key, norm_query, norm_conv, .. } => vec![*norm_key, *norm_query, *norm_conv],
             _ => vec![],
         }
@@ -301,6 +339,8 @@ impl Op {
             | Op::Attention { cache, .. } => Some(*cache),
             Op::CausalConv { history, .. } => Some(*history),
             Op::DeltaRule { state, .. } => Some(*state),
+            Op::ExpertGated { slots, .. } => *slots,
+            Op::ExpertDownEach { slots, .. } | Op::HostExperts { slots, .. } => Some(*slots),
             _ => None,
         }
     }

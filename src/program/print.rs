@@ -50,6 +50,9 @@ impl fmt::Display for Stage {
                     if w.experts > 1 {
                         write!(f, "x{}", w.experts)?;
                     }
+                    if !w.holds_all() {
+                        write!(f, ", {} slots", w.slots)?;
+                    }
                     write!(f, "]")?;
                 }
                 if let Some(id) = op.state() {

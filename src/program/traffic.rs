@@ -4,11 +4,11 @@ use super::decl::{Program, Stage, StateKind};
 use super::op::Op;
 
 /// Bytes that one decode row reads from weights and state when the sequence holds `cells` tokens: every dense matrix once,
-/// the chosen experts, the attended cells, and recurrent state read and written.
+/// the chosen experts wherever they lie, the attended cells, and recurrent state read and written.
 pub fn decode_row_bytes(stage: &Stage, program: &Program, cells: u32) -> u64 {
     let step = |op: &Op| {
         let used = match op {
-            Op::ExpertGated { ids, .. } | Op::ExpertDown { ids, .. } => u64::from(ids.width),
+            Op::ExpertGated { ids, .. } | Op::ExpertDown { ids, .. } | Op::ExpertDownEach { ids, .. } => u64::from(ids.width),
             _ => 1,
         };
         let weights: u64 = match op {

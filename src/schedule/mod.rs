@@ -109,7 +109,7 @@ impl StageRunner {
         let prepared = self.prepared[program].0;
         let program = &self.stage.programs[program];
         let mut see = |step, buffer, values: &[f32]| watch(&TraceStep { stage, program, step, buffer, values });
-        self.backend.trace(prepared, params, &mut see)
+        self.backend.trace(prepared, 0, params, &mut see)
     }
 
     /// State of a slot that cannot be shortened by counting: the current delta-rule versions and the convolution histories.
@@ -218,7 +218,7 @@ impl Pipeline {
                 let runner = &mut self.stages[stage];
                 match watch.as_deref_mut() {
                     Some(watch) => runner.trace(stage, program, &params, watch)?,
-                    None => tickets[stage] = Some(runner.backend.run(runner.prepared[program].0, &params)?),
+                    None => tickets[stage] = Some(runner.backend.run(runner.prepared[program].0, 0, &params)?),
                 }
             }
             for (stage, w) in busy() {

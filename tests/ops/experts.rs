@@ -1,6 +1,6 @@
 //! Router and experts.
 
-use strata::program::{ExpertMatrix, GateActivation, InputKind, Op, OutputKind, RouterScore, View};
+use strata::program::{ExpertMatrix, GateActivation, InputKind, NO_SLOT, Op, OutputKind, RouterScore, StateKind, View};
 use strata::quant::Format;
 
 use crate::rig::{Bed, Decoded, Rig, assert_close, rows};
@@ -94,7 +94,7 @@ fn moe(format: Format, fused: bool, (d, f): (usize, usize), experts: usize, used
     down.scale = Some(bed.vector("scales", &scales));
     let scaled = |(e, m): (usize, &Decoded)| Decoded { values: m.values.iter().map(|v| v * scales[e]).collect(), cols: m.cols };
     let down_values = down_values.iter().enumerate().map(scaled).collect();
-    bed.step(Op::ExpertGated { x, ids, gate: gate.0, up: up.0, activation: GateActivation::Silu, out: hidden });
+    bed.step(Op::ExpertGated { x, ids, gate: gate.0, up: up.0, activation: GateActivation::Silu, slots: None, out: hidden });
     bed.step(Op::ExpertDown { x: hidden, ids, weights, down, out });
     let moe = Moe { x, ids, weights, hidden, out, gate: gate.1, up: up.1, down: down_values, experts, used };
     (moe, bed)
@@ -152,4 +152,84 @@ fn a_row_does_not_depend_on_its_neighbours() {
     moe.check(&mut rig, &xs, &logits, 2);
     assert_eq!(rig.get(moe.out, 2), together[..2 * 64]);
     let _ = (InputKind::HandOff, OutputKind::HandOff);
+}
+
+/// Experts found by a table, beside the same experts all held.
+struct Tiers {
+    x: View,
+    logits: View,
+    ids: View,
+    each: View,
+    sum: View,
+    out: View,
+    table: strata::program::StateId,
+}
+
+const D: usize = 64;
+const F: usize = 96;
+
+fn tiers(format: Format, (experts, used): (u32, u32), slots: u32, slot_of: &[u32]) -> (Tiers, Bed) {
+    let mut bed = Bed::new(64, 1);
+    let (x, logits) = (bed.input("x", D as u32), bed.input("logits", experts));
+    let each = bed.input("each", used * D as u32);
+    let (ids, weights) = (bed.id_output("ids", used), bed.output("weights", used));
+    let (hidden, hidden_too) = (bed.output("hidden", used * F as u32), bed.output("hidden too", used * F as u32));
+    let (sum, out) = (bed.output("sum", D as u32), bed.output("out", D as u32));
+    let parts = bed.experts(&[("gate", format, F, D), ("up", format, F, D), ("down", format, D, F)], experts);
+    let [gate, up, mut down] = [parts[0].0, parts[1].0, parts[2].0];
+    let scales: Vec<f32> = (0..experts).map(|e| 1.0 + e as f32 / 8.0).collect();
+    down.scale = Some(bed.vector("scales", &scales));
+    let found = bed.experts_in_slots(&[gate, up, down], slots, slot_of);
+    let table = bed.stage.state("slots", StateKind::ExpertSlots { layer: 0, experts }, 1);
+    let activation = GateActivation::Silu;
+    bed.step(Op::Router { logits, score: RouterScore::SoftmaxAll, normalise: true, ids, weights });
+    bed.step(Op::ExpertGated { x, ids, gate, up, activation, slots: None, out: hidden });
+    bed.step(Op::ExpertDown { x: hidden, ids, weights, down, out });
+    let (gate, up) = (found[0], found[1]);
+    bed.step(Op::ExpertGated { x, ids, gate, up, activation, slots: Some(table), out: hidden_too });
+    bed.step(Op::ExpertDownEach { x: hidden_too, ids, down: found[2], slots: table, out: each });
+    bed.step(Op::ExpertSum { x: each, ids, weights, scale: down.scale, out: sum });
+    (Tiers { x, logits, ids, each, sum, out, table }, bed)
+}
+
+#[test]
+fn experts_found_by_a_table_give_the_bits_of_experts_in_order() {
+    for format in [Format::F32, Format::Q8_0, Format::Q4_0] {
+        let slot_of = [3, 6, 0, 7, 1, 5, 2, 4];
+        let (t, mut bed) = tiers(format, (8, 3), 8, &slot_of);
+        let (xs, logits) = (bed.noise.floats(64 * D), bed.noise.floats(64 * 8));
+        let mut rig = bed.finish(2e-2);
+        rig.set_slots(t.table, &slot_of);
+        for count in [1, 3, 8, 9, 64] {
+            rig.run(&rows(0, 0, count as u32), &[], &[(t.x, &xs[..count * D]), (t.logits, &logits[..count * 8])]);
+            assert!(rig.same_bits(t.sum, t.out, count as u32), "{format} {count} rows");
+        }
+    }
+}
+
+/// Several runs with other tables write the columns that one run with a full table writes, and nothing else.
+#[test]
+fn choices_without_a_slot_are_left_alone() {
+    let full = [3, 6, 0, 7, 1, 5, 2, 4];
+    let (t, mut bed) = tiers(Format::Q8_0, (8, 3), 8, &full);
+    let (xs, logits) = (bed.noise.floats(20 * D), bed.noise.floats(20 * 8));
+    let mut rig = bed.finish(2e-2);
+    for count in [2, 20] {
+        let part =
+            |held: &dyn Fn(usize) -> bool| -> Vec<u32> { (0..8).map(|e| if held(e) { full[e] } else { NO_SLOT }).collect() };
+        let sentinel = vec![7.5f32; count * t.each.width as usize];
+        let inputs = [(t.x, &xs[..count * D]), (t.logits, &logits[..count * 8]), (t.each, &sentinel[..])];
+        rig.set_slots(t.table, &part(&|e| e % 2 == 0));
+        rig.run(&rows(0, 0, count as u32), &[], &inputs);
+        let (ids, each) = (rig.get_ids(t.ids, count), rig.get(t.each, count));
+        for (id, columns) in ids.iter().zip(each.chunks(D)) {
+            assert_eq!(columns.iter().all(|v| *v == 7.5), id % 2 == 1, "expert {id}");
+        }
+        rig.set_slots(t.table, &part(&|e| e % 2 == 1));
+        rig.run(&rows(0, 0, count as u32), &[], &inputs[..2]);
+        assert!(rig.same_bits(t.sum, t.out, count as u32), "{count} rows");
+        rig.set_slots(t.table, &[NO_SLOT; 8]);
+        rig.run(&rows(0, 0, count as u32), &[], &inputs);
+        assert_eq!(rig.get(t.each, count), sentinel);
+    }
 }

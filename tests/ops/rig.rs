@@ -10,7 +10,7 @@ use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
     ExpertMatrix, InputKind, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage, StageBuilder,
-    StateId, View, WeightId, check_stage,
+    StateId, View, WeightDecl, WeightId, check_stage,
 };
 use strata::quant::Format;
 use strata::units::TokenId;
@@ -147,6 +147,23 @@ impl Bed {
         made
     }
 
+    /// The same experts once more, expert `e` in slot `slot_of[e]`; those without a slot are nowhere.
+    pub fn experts_in_slots(&mut self, parts: &[ExpertMatrix], slots: u32, slot_of: &[u32]) -> Vec<ExpertMatrix> {
+        let decl = |m: &ExpertMatrix| self.stage.weight_decl(m.weight).clone();
+        let spec =
+            |w: WeightDecl| MatrixSpec { tensor: format!("{} in slots", w.tensor), format: w.format, cols: w.cols, rows: w.rows };
+        let specs: Vec<MatrixSpec> = parts.iter().map(|m| spec(decl(m))).collect();
+        let ids = self.stage.expert_slots(specs, slot_of.len() as u32, slots);
+        let mut copies = vec![];
+        for (m, id) in parts.iter().zip(&ids) {
+            let own = self.weights.iter().filter(|(weight, _, _)| weight == &m.weight);
+            let held = own.filter(|(_, expert, _)| slot_of[*expert as usize] < slots);
+            copies.extend(held.map(|(_, expert, bytes)| (*id, slot_of[*expert as usize], bytes.clone())));
+        }
+        self.weights.extend(copies);
+        parts.iter().zip(ids).map(|(m, weight)| ExpertMatrix { weight, scale: None, ..*m }).collect()
+    }
+
     pub fn step(&mut self, op: Op) {
         self.program.step(op.kind(), op);
     }
@@ -241,7 +258,7 @@ impl Rig {
                 let slice = program.buffer_slice(view.buffer, (values.len() / view.width as usize) as u32);
                 backend.upload(slice, bytemuck::cast_slice(values)).unwrap();
             }
-            outcome = backend.run(*id, &RunParams { rows, outputs }).and_then(|ticket| backend.wait(ticket));
+            outcome = backend.run(*id, 0, &RunParams { rows, outputs }).and_then(|ticket| backend.wait(ticket));
         }
         outcome
     }
@@ -282,6 +299,21 @@ impl Rig {
         let all = self.floats(&name, program.buffer_slice(view.buffer, rows as u32));
         let columns = view.offset as usize..(view.offset + view.width) as usize;
         all.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect()
+    }
+
+    /// Whether two buffers hold the same bits on every device.
+    pub fn same_bits(&mut self, a: View, b: View, rows: u32) -> bool {
+        let slice = |rig: &Rig, view: View| rig.stage.programs[0].buffer_slice(view.buffer, rows);
+        let (a, b) = (slice(self, a), slice(self, b));
+        self.read_all("first", a) == self.read_all("second", b)
+    }
+
+    /// Writes the table of a layer's expert slots.
+    pub fn set_slots(&mut self, id: StateId, slot_of: &[u32]) {
+        let slice = self.stage.state(id).slice(0);
+        for (backend, _) in self.groups.iter_mut().flat_map(|group| &mut group.devices) {
+            backend.upload(slice, bytemuck::cast_slice(slot_of)).unwrap();
+        }
     }
 
     pub fn get_ids(&mut self, view: View, rows: usize) -> Vec<u32> {

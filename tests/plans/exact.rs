@@ -149,6 +149,7 @@ fn real_stages(files: &ModelFiles, plan: &Plan) -> Vec<Stage> {
             cells: s.cells as u32,
             kv: KvFormat::F16,
             versions: if s.draft { s.draft_window + 1 } else { 1 },
+            expert_slots: None,
             programs: vec![("decode".into(), shape(s.decode_rows, s.decode_rows)), ("prompt".into(), shape(s.chunk, s.slots))],
         };
         model.config.stage(&Tensors::new(files), &options).unwrap()

@@ -5,7 +5,7 @@ use super::ops::Style;
 use super::vector::Level;
 use super::view::{Mat, MatMut};
 use crate::backend::ArenaSizes;
-use crate::program::{ExpertMatrix, Heads, Op, Program, Rope, RopeId, Rows, Stage, StateId, StateKind, View, WeightId};
+use crate::program::{ExpertMatrix, Heads, NO_SLOT, Op, Program, Rope, RopeId, Rows, Stage, StateId, StateKind, View, WeightId};
 use crate::quant::Format;
 use bytemuck::Pod;
 
@@ -82,21 +82,40 @@ pub struct Matrix {
     pub rows: usize,
     pub row_bytes: usize,
     pub experts: usize,
+    /// Matrices that are there.
+    pub slots: usize,
     offset_bytes: usize,
     expert_stride_bytes: usize,
 }
 
 impl Matrix {
-    /// `count` neighbouring rows of an expert's matrix (expert 0 of an ordinary one).
-    pub fn rows<'a>(&self, run: &Run<'a>, expert: usize, first: usize, count: usize) -> &'a [u8] {
-        assert!(expert < self.experts && first + count <= self.rows);
-        let offset = self.offset_bytes + expert * self.expert_stride_bytes + first * self.row_bytes;
+    /// `count` neighbouring rows of the matrix in a slot (slot 0 of an ordinary one).
+    pub fn rows<'a>(&self, run: &Run<'a>, slot: usize, first: usize, count: usize) -> &'a [u8] {
+        assert!(slot < self.slots && first + count <= self.rows);
+        let offset = self.offset_bytes + slot * self.expert_stride_bytes + first * self.row_bytes;
         // SAFETY: nothing writes weights during a run.
         unsafe { run.weights.read(offset, count * self.row_bytes) }
     }
 
-    pub fn row<'a>(&self, run: &Run<'a>, expert: usize, row: usize) -> &'a [u8] {
-        self.rows(run, expert, row, 1)
+    pub fn row<'a>(&self, run: &Run<'a>, slot: usize, row: usize) -> &'a [u8] {
+        self.rows(run, slot, row, 1)
+    }
+}
+
+/// Where the matrix of an expert lies: in the slot of its number, or as a table says.
+#[derive(Debug, Clone, Copy)]
+pub enum Slots {
+    All,
+    Table { offset_bytes: usize, experts: usize },
+}
+
+impl Slots {
+    /// The slot of an expert, if it has one.
+    pub fn of(&self, run: &Run<'_>, expert: usize) -> Option<usize> {
+        let Slots::Table { offset_bytes, experts } = *self else { return Some(expert) };
+        // SAFETY: nothing writes tables of slots during a run.
+        let table: &[u32] = unsafe { run.state.read(offset_bytes, experts) };
+        table.get(expert).filter(|slot| **slot != NO_SLOT).map(|slot| *slot as usize)
     }
 }
 
@@ -166,14 +185,14 @@ impl Layout<'_> {
 
     pub fn matrix(&self, id: WeightId) -> Result<Matrix, String> {
         let w = self.stage.weights.get(id.0 as usize).ok_or("a weight does not exist")?;
-        let end = w.slice(w.experts.saturating_sub(1));
-        within(&w.tensor, end.offset_bytes + end.len_bytes, self.sizes.weights_bytes)?;
+        within(&w.tensor, w.end_bytes(), self.sizes.weights_bytes)?;
         Ok(Matrix {
             format: w.format,
             cols: w.cols as usize,
             rows: w.rows as usize,
             row_bytes: to_usize(w.row_bytes())?,
             experts: w.experts as usize,
+            slots: w.slots as usize,
             offset_bytes: to_usize(w.offset_bytes)?,
             expert_stride_bytes: to_usize(w.expert_stride_bytes)?,
         })
@@ -189,6 +208,21 @@ impl Layout<'_> {
         matrix.offset_bytes += first * matrix.row_bytes;
         matrix.rows = rows;
         Ok((matrix, m.scale.map(|s| self.vector(s)).transpose()?))
+    }
+
+    /// How the experts of a matrix are found.
+    pub fn slots(&self, table: Option<StateId>, matrix: &Matrix) -> Result<Slots, String> {
+        let Some(id) = table else {
+            let all = matrix.slots == matrix.experts;
+            return if all { Ok(Slots::All) } else { Err("only some experts are held, and no table tells which".into()) };
+        };
+        let place = self.state(id)?;
+        match place.kind {
+            StateKind::ExpertSlots { experts, .. } if experts as usize == matrix.experts => {
+                Ok(Slots::Table { offset_bytes: place.slot(0), experts: matrix.experts })
+            }
+            _ => Err("the state is no table of this layer's expert slots".into()),
+        }
     }
 
     pub fn vector(&self, id: WeightId) -> Result<Vector, String> {

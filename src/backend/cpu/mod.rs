@@ -202,8 +202,15 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Runs the kernels in `steps` of a program whose parameters have been checked by `Prepared::begin`.
-    fn execute(&mut self, id: PreparedId, params: &RunParams<'_>, steps: std::ops::Range<usize>) -> Result<(), BackendError> {
+    /// Runs the kernels in `steps` of a segment, counted from its first step. The parameters have been checked by
+    /// `Prepared::begin`.
+    fn execute(
+        &mut self,
+        id: PreparedId,
+        segment: usize,
+        params: &RunParams<'_>,
+        steps: std::ops::Range<usize>,
+    ) -> Result<(), BackendError> {
         let CpuBackend { options, pool, arenas, prepared, scratch, private_bytes, .. } = self;
         let (Some(arenas), Some(prepared)) = (arenas.as_mut(), prepared.get(id.0)) else {
             return Err(rejected(format!("program {} has not been prepared", id.0)));
@@ -221,7 +228,7 @@ impl CpuBackend {
             spans: &prepared.spans,
             ropes: &prepared.ropes,
         };
-        let kernels: &[Box<dyn Kernel>] = &prepared.kernels[steps];
+        let kernels: &[Box<dyn Kernel>] = &prepared.kernels[segment][steps];
         match run_kernels(pool, &run, kernels, &options.cancel) {
             Ok(Ending::Complete) => Ok(()),
             Ok(Ending::Cancelled) => Err(BackendError::Interrupted { device: ID.into() }),
@@ -229,10 +236,10 @@ impl CpuBackend {
         }
     }
 
-    fn begin(&mut self, id: PreparedId, params: &RunParams<'_>) -> Result<(), BackendError> {
+    fn begin(&mut self, id: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<(), BackendError> {
         let prepared = self.prepared.get_mut(id.0);
         let prepared = prepared.ok_or_else(|| rejected(format!("program {} has not been prepared", id.0)))?;
-        prepared.begin(params).map_err(|problem| rejected(format!("program '{}': {problem}", prepared.program().name)))
+        prepared.begin(segment, params).map_err(|problem| rejected(format!("program '{}': {problem}", prepared.program().name)))
     }
 }
 
@@ -253,6 +260,9 @@ impl Backend for CpuBackend {
         let Some(program) = stage.programs.iter().find(|p| p.steps.iter().any(|step| step.op == *op)) else {
             return Err("the op belongs to no program of the stage".into());
         };
+        if op.is_host() {
+            return Ok(());
+        }
         ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), style: self.style() }, op).map(|_| ())
     }
 
@@ -306,10 +316,10 @@ impl Backend for CpuBackend {
         self.frozen = true;
     }
 
-    fn run(&mut self, program: PreparedId, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
-        self.begin(program, params)?;
-        let steps = 0..self.prepared[program.0].kernels.len();
-        self.failure = self.execute(program, params, steps).err();
+    fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
+        self.begin(program, segment, params)?;
+        let steps = 0..self.prepared[program.0].kernels[segment].len();
+        self.failure = self.execute(program, segment, params, steps).err();
         self.runs += 1;
         Ok(Ticket(self.runs))
     }
@@ -324,14 +334,15 @@ impl Backend for CpuBackend {
     fn trace(
         &mut self,
         program: PreparedId,
+        segment: usize,
         params: &RunParams<'_>,
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError> {
-        self.begin(program, params)?;
-        let steps = self.prepared[program.0].kernels.len();
+        self.begin(program, segment, params)?;
+        let steps = self.prepared[program.0].segments[segment].clone();
         let counts = (params.rows.len() as u32, params.outputs.len() as u32);
-        for step in 0..steps {
-            self.execute(program, params, step..step + 1)?;
+        for step in steps.clone() {
+            self.execute(program, segment, params, step - steps.start..step - steps.start + 1)?;
             let mut seen: Vec<BufferId> = vec![];
             for view in self.prepared[program.0].program().steps[step].op.writes() {
                 if !seen.contains(&view.buffer) {

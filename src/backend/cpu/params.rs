@@ -27,11 +27,14 @@ impl Limits {
             versions: u32::MAX,
         };
         for state in program.steps.iter().filter_map(|step| step.op.state()).map(|id| stage.state(id)) {
+            if matches!(state.kind, StateKind::ExpertSlots { .. }) {
+                continue;
+            }
             limits.slots = limits.slots.min(state.slots);
             match state.kind {
                 StateKind::Kv { cells, .. } | StateKind::IndexKeys { cells, .. } => limits.cells = limits.cells.min(cells),
                 StateKind::Delta { versions, .. } => limits.versions = limits.versions.min(versions),
-                StateKind::ConvHistory { .. } => {}
+                StateKind::ConvHistory { .. } | StateKind::ExpertSlots { .. } => {}
             }
         }
         limits

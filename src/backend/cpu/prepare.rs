@@ -1,5 +1,6 @@
 //! A program made ready: kernels with resolved operands, tables, and the sizes of the scratch they need.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::exec::{Kernel, Span};
@@ -9,13 +10,16 @@ use super::ops::Style;
 use super::params::Limits;
 use super::rope::RopeTable;
 use crate::backend::ArenaSizes;
-use crate::program::{Program, RunParams, Stage};
+use crate::program::{Program, RunParams, Stage, Step};
 
 #[derive(Debug)]
 pub struct Prepared {
     stage: Arc<Stage>,
     program: usize,
-    pub kernels: Vec<Box<dyn Kernel>>,
+    /// Of each segment.
+    pub kernels: Vec<Vec<Box<dyn Kernel>>>,
+    /// The steps of each segment.
+    pub segments: Vec<Range<usize>>,
     limits: Limits,
     /// Of the run at hand. Room for the largest window was taken when the program was prepared.
     pub spans: Vec<Span>,
@@ -33,17 +37,21 @@ impl Prepared {
             return Err((format!("program {index}"), "the stage has no such program".into()));
         };
         let layout = Layout { stage, program, sizes, style };
-        let mut kernels = Vec::with_capacity(program.steps.len());
-        for step in &program.steps {
-            kernels.push(ops::build(&layout, &step.op).map_err(|problem| (step.name.clone(), problem))?);
+        let segments = program.segments();
+        let mut kernels: Vec<Vec<Box<dyn Kernel>>> = Vec::with_capacity(segments.len());
+        for steps in &segments {
+            let build = |step: &Step| ops::build(&layout, &step.op).map_err(|problem| (step.name.clone(), problem));
+            kernels.push(program.steps[steps.clone()].iter().map(build).collect::<Result<_, _>>()?);
         }
-        let scratch_bytes = kernels.iter().map(|k| k.scratch_bytes()).max().unwrap_or(0);
-        let shared_bytes = kernels.iter().map(|k| k.shared_bytes()).max().unwrap_or(0);
+        let all = || kernels.iter().flatten();
+        let scratch_bytes = all().map(|k| k.scratch_bytes()).max().unwrap_or(0);
+        let shared_bytes = all().map(|k| k.shared_bytes()).max().unwrap_or(0);
         let max_rows = program.shape.max_rows as usize;
         Ok(Prepared {
             stage: stage.clone(),
             program: index,
             kernels,
+            segments,
             limits: Limits::of(stage, program),
             spans: Vec::with_capacity(max_rows),
             ropes: stage.ropes.iter().map(|rope| RopeTable::new(rope, max_rows)).collect(),
@@ -62,8 +70,16 @@ impl Prepared {
         tables + self.spans.capacity() * size_of::<Span>()
     }
 
-    /// Checks the parameters of a run and computes what depends on them alone.
-    pub fn begin(&mut self, params: &RunParams<'_>) -> Result<(), String> {
+    /// Checks the parameters of a window and computes what depends on them alone: once, for the first segment.
+    pub fn begin(&mut self, segment: usize, params: &RunParams<'_>) -> Result<(), String> {
+        if segment >= self.segments.len() {
+            return Err(format!("segment {segment} of {}", self.segments.len()));
+        }
+        if segment > 0 {
+            let begun: usize = self.spans.iter().map(|span| span.len).sum();
+            let same = begun == params.rows.len();
+            return if same { Ok(()) } else { Err(format!("{} rows in a window of {begun}", params.rows.len())) };
+        }
         self.limits.check(params, &mut self.spans)?;
         for (table, rope) in self.ropes.iter_mut().zip(&self.stage.ropes) {
             table.fill(rope, params.rows);

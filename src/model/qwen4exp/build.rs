@@ -3,7 +3,7 @@
 use super::config::{Config, Mixer};
 use crate::gguf::GgufError;
 use crate::model::blocks::{Moe, SharedExpert, decode_layers, finish_stage};
-use crate::model::tensors::Linear;
+use crate::model::tensors::{Experts, Linear};
 use crate::model::{Dims, ModelError, StageOptions, Tensors};
 use crate::program::{
     Epilogue, Heads, InputKind, Op, OutputKind, ProgramBuilder, RopeId, Rows, ShapeClass, Stage, StageBuilder, StateId,
@@ -237,8 +237,10 @@ impl Declare<'_> {
             hidden: e.shared_hidden,
         };
         let router = self.linear(&format!("blk.{i}.ffn_gate_inp"), width, e.count)?;
-        let [gate, up, down] = self.tensors.experts(self.stage, i, width, e.hidden, e.count)?;
-        Ok(Moe { router, gate, up, down, shared: Some(shared), count: e.count, used: e.used, hidden: e.hidden, normalise: true })
+        let slots = self.options.slots_of_layer(i);
+        let Experts { gate, up, down, slots } = self.tensors.experts(self.stage, i, width, e.hidden, (e.count, slots))?;
+        let shared = Some(shared);
+        Ok(Moe { router, gate, up, down, slots, shared, count: e.count, used: e.used, hidden: e.hidden, normalise: true })
     }
 
     fn ple(&mut self, i: u32) -> Result<PleWeights, ModelError> {

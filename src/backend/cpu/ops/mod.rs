@@ -52,6 +52,11 @@ pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {
         Op::ExpertDown { .. } => {
             reference_or(layout, moe::ExpertDown::new(layout, op)?, |style, op| Box::new(fast::moe::ExpertDown { op, style }))
         }
+        Op::ExpertDownEach { .. } => reference_or(layout, moe::ExpertDownEach::new(layout, op)?, |style, op| {
+            Box::new(fast::moe::ExpertDownEach { op, style })
+        }),
+        Op::ExpertSum { .. } => Box::new(moe::ExpertSum::new(layout, op)?),
+        Op::HostExperts { .. } | Op::HostJoin { .. } => return Err("this step is the host's".into()),
         Op::NgramGate { .. } => Box::new(ngram::NgramGate::new(layout, op)?),
     })
 }

@@ -2,7 +2,8 @@
 //! decoded once.
 
 use super::super::exec::{Kernel, Run, Thread};
-use super::super::layout::{Layout, Matrix, Place, Vector};
+use super::super::kernels::floats;
+use super::super::layout::{Layout, Matrix, Place, Slots, Vector};
 use super::super::pool::Poisoned;
 use super::super::vector::{self, Level};
 use super::super::view::{Mat, carve, carve_bytes};
@@ -10,6 +11,9 @@ use super::math::dot;
 use super::matmul::{ROW_TILE, activate, decode};
 use super::wrong_op;
 use crate::program::{GateActivation, Op, RouterScore};
+
+/// Columns of a row that are summed at once: whole vectors, so that cutting them changes no result.
+const SUM_COLUMNS: usize = 256;
 
 /// Smallest divisor of expert weights.
 const MIN_SUM: f32 = 1.0 / 16384.0;
@@ -129,6 +133,11 @@ impl<'s> Groups<'s> {
             .filter(|(_, pair)| pair[0] < pair[1])
             .map(|(expert, pair)| (expert, &self.choices[pair[0] as usize..pair[1] as usize]))
     }
+
+    /// As [`Groups::in_use`], of experts that are held, each with its slot.
+    pub fn held(&self, run: &Run<'_>, slots: Slots) -> impl Iterator<Item = (usize, usize, &[u32])> {
+        self.in_use().filter_map(move |(expert, choices)| Some((expert, slots.of(run, expert)?, choices)))
+    }
 }
 
 #[derive(Debug)]
@@ -137,24 +146,26 @@ pub struct ExpertGated {
     pub ids: Place,
     pub gate: (Matrix, Option<Vector>),
     pub up: (Matrix, Option<Vector>),
+    pub slots: Slots,
     pub activation: GateActivation,
     pub out: Place,
 }
 
 impl ExpertGated {
     pub fn new(layout: &Layout<'_>, op: &Op) -> Result<ExpertGated, String> {
-        let Op::ExpertGated { x, ids, gate, up, activation, out } = op else { return wrong_op() };
+        let Op::ExpertGated { x, ids, gate, up, activation, slots, out } = op else { return wrong_op() };
         let (gate, up) = (layout.expert_matrix(gate)?, layout.expert_matrix(up)?);
         let (x, ids, out) = (layout.view(*x)?, layout.view(*ids)?, layout.view(*out)?);
         let fits = [gate.0.cols, up.0.cols] == [x.width; 2]
             && gate.0.rows == up.0.rows
-            && gate.0.experts == up.0.experts
+            && (gate.0.experts, gate.0.slots) == (up.0.experts, up.0.slots)
             && gate.0.experts > 0
             && out.width == gate.0.rows * ids.width;
         if !fits {
             return Err("operands of different shapes".into());
         }
-        Ok(ExpertGated { x, ids, gate, up, activation: *activation, out })
+        let slots = layout.slots(*slots, &gate.0)?;
+        Ok(ExpertGated { x, ids, gate, up, slots, activation: *activation, out })
     }
 }
 
@@ -181,11 +192,11 @@ impl Kernel for ExpertGated {
         let up_row: &mut [f32] = carve(&mut scratch, self.x.width);
         let rows = self.gate.0.rows;
         let mine = member.share(rows.div_ceil(ROW_TILE));
-        for (expert, choices) in groups.in_use() {
+        for (expert, slot, choices) in groups.held(run, self.slots) {
             let scales = (expert_scale(self.gate.1, run, expert), expert_scale(self.up.1, run, expert));
             for f in mine.start * ROW_TILE..(mine.end * ROW_TILE).min(rows) {
-                decode(&self.gate.0, run, expert, f, gate_row);
-                decode(&self.up.0, run, expert, f, up_row);
+                decode(&self.gate.0, run, slot, f, gate_row);
+                decode(&self.up.0, run, slot, f, up_row);
                 for choice in choices {
                     let (row, column) = (*choice as usize / used, *choice as usize % used * rows + f);
                     let gate = dot(gate_row, x.row(row)) * scales.0;
@@ -219,6 +230,7 @@ impl ExpertDown {
         if !fits {
             return Err("operands of different shapes".into());
         }
+        layout.slots(None, &down.0)?;
         Ok(ExpertDown { x, ids, weights, down, out })
     }
 }
@@ -256,6 +268,115 @@ impl Kernel for ExpertDown {
                 // SAFETY: column `o` lies in this thread's share of the tiles.
                 let target = unsafe { out.part(row, o..o + 1) };
                 target[0] = sum;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub struct ExpertDownEach {
+    pub x: Place,
+    pub ids: Place,
+    pub down: Matrix,
+    pub slots: Slots,
+    pub out: Place,
+}
+
+impl ExpertDownEach {
+    pub fn new(layout: &Layout<'_>, op: &Op) -> Result<ExpertDownEach, String> {
+        let Op::ExpertDownEach { x, ids, down, slots, out } = op else { return wrong_op() };
+        let (down, _) = layout.expert_matrix(down)?;
+        let (x, ids, out) = (layout.view(*x)?, layout.view(*ids)?, layout.view(*out)?);
+        if x.width != down.cols * ids.width || out.width != down.rows * ids.width || down.experts == 0 {
+            return Err("operands of different shapes".into());
+        }
+        let slots = layout.slots(Some(*slots), &down)?;
+        Ok(ExpertDownEach { x, ids, down, slots, out })
+    }
+}
+
+impl Kernel for ExpertDownEach {
+    fn scratch_bytes(&self) -> usize {
+        let choices = self.ids.max_rows * self.ids.width;
+        Groups::scratch_bytes(self.down.experts, choices) + carve_bytes::<f32>(self.down.cols)
+    }
+
+    fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+        let run = thread.run;
+        let x = self.x.read::<f32>(run);
+        let (used, cols, rows) = (self.ids.width, self.down.cols, self.down.rows);
+        let out = self.out.write::<f32>(thread);
+        let member = thread.member();
+        let mut scratch = std::mem::take(&mut thread.scratch);
+        let groups = Groups::new(&self.ids.read(run), self.down.experts, &mut scratch);
+        let down_row: &mut [f32] = carve(&mut scratch, cols);
+        let mine = member.share(rows.div_ceil(ROW_TILE));
+        for o in mine.start * ROW_TILE..(mine.end * ROW_TILE).min(rows) {
+            for (_, slot, choices) in groups.held(run, self.slots) {
+                decode(&self.down, run, slot, o, down_row);
+                for choice in choices {
+                    let (row, j) = (*choice as usize / used, *choice as usize % used);
+                    // SAFETY: a choice has one expert, and row `o` of every expert is this thread's.
+                    let target = unsafe { out.part(row, j * rows + o..j * rows + o + 1) };
+                    target[0] = dot(down_row, x.part(row, j * cols, cols));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds as [`ExpertDown`] does: in the order of the choices, or in fast mode of the experts' numbers.
+#[derive(Debug)]
+pub struct ExpertSum {
+    x: Place,
+    ids: Place,
+    weights: Place,
+    scale: Option<Vector>,
+    out: Place,
+    level: Option<Level>,
+}
+
+impl ExpertSum {
+    pub fn new(layout: &Layout<'_>, op: &Op) -> Result<ExpertSum, String> {
+        let Op::ExpertSum { x, ids, weights, scale, out } = op else { return wrong_op() };
+        let scale = scale.map(|s| layout.vector(s)).transpose()?;
+        let (x, ids, weights, out) = (layout.view(*x)?, layout.view(*ids)?, layout.view(*weights)?, layout.view(*out)?);
+        if x.width != out.width * ids.width || weights.width != ids.width || scale.is_some_and(|s| s.len == 0) {
+            return Err("operands of different shapes".into());
+        }
+        Ok(ExpertSum { x, ids, weights, scale, out, level: layout.level() })
+    }
+}
+
+impl Kernel for ExpertSum {
+    fn scratch_bytes(&self) -> usize {
+        carve_bytes::<u32>(self.ids.width)
+    }
+
+    fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+        let run = thread.run;
+        let (x, ids, weights) = (self.x.read::<f32>(run), self.ids.read::<u32>(run), self.weights.read::<f32>(run));
+        let mut out = self.out.write::<f32>(thread);
+        let order: &mut [u32] = carve(&mut thread.scratch, self.ids.width);
+        let width = self.out.width;
+        for piece in out.pieces(SUM_COLUMNS, SUM_COLUMNS) {
+            let (row, columns) = (piece.row, piece.data.len());
+            let scale = |j: usize| self.scale.map_or(1.0, |s| s.get(run)[(ids.row(row)[j] as usize).min(s.len - 1)]);
+            let part = |j: usize| x.part(row, j * width + piece.column, columns);
+            piece.data.fill(0.0);
+            order.iter_mut().enumerate().for_each(|(j, o)| *o = j as u32);
+            let Some(level) = self.level else {
+                for j in 0..self.ids.width {
+                    let weight = weights.row(row)[j];
+                    piece.data.iter_mut().zip(part(j)).for_each(|(sum, p)| *sum += p * scale(j) * weight);
+                }
+                continue;
+            };
+            order.sort_unstable_by_key(|j| (ids.row(row)[*j as usize], *j));
+            for j in order.iter().map(|j| *j as usize) {
+                floats::axpy(level.simd(), weights.row(row)[j] * scale(j), part(j), piece.data);
             }
         }
         Ok(())

@@ -24,6 +24,12 @@ pub struct ExpertDown {
     pub style: Style,
 }
 
+#[derive(Debug)]
+pub struct ExpertDownEach {
+    pub op: moe::ExpertDownEach,
+    pub style: Style,
+}
+
 impl ExpertGated {
     fn rounded(&self) -> bool {
         !is_float(self.op.gate.0.format) || !is_float(self.op.up.0.format)
@@ -72,8 +78,9 @@ impl Kernel for ExpertGated {
         let tile = tile_rows(rows);
         let cost = |choices: &[u32]| if rows <= FEW_ROWS { 1 } else { UNPACK_COST + choices.len() as u64 };
         let tiles = width.div_ceil(tile);
-        let mut deal = Deal::new(thread, groups.in_use().map(|(_, choices)| tiles as u64 * cost(choices)).sum());
-        for (expert, choices) in groups.in_use() {
+        let held = || groups.held(run, op.slots);
+        let mut deal = Deal::new(thread, held().map(|(_, _, choices)| tiles as u64 * cost(choices)).sum());
+        for (expert, slot, choices) in held() {
             let mine = deal.next(tiles, cost(choices));
             results.rows.iter_mut().zip(choices).for_each(|(row, choice)| *row = *choice / used as u32);
             let end = (mine.end * tile).min(width);
@@ -85,7 +92,7 @@ impl Kernel for ExpertGated {
                     let count = range.len();
                     let len = chunk.0.len() * count;
                     let list = &chunk.1[..chunk.0.len()];
-                    self.products(run, expert, range.clone(), list, &activations, (results.main, results.up), &mut tools);
+                    self.products(run, (expert, slot), range.clone(), list, &activations, (results.main, results.up), &mut tools);
                     for (choice, values) in chunk.0.iter().zip(results.main[..len].chunks_exact(count)) {
                         let (row, column) = (*choice as usize / used, *choice as usize % used * width + first);
                         // SAFETY: a choice has one expert, whose tile was dealt to this thread.
@@ -104,7 +111,7 @@ impl ExpertGated {
     fn products(
         &self,
         run: &Run<'_>,
-        expert: usize,
+        (expert, slot): (usize, usize),
         range: Range<usize>,
         list: &[u32],
         activations: &Activations<'_>,
@@ -113,7 +120,7 @@ impl ExpertGated {
     ) {
         let len = list.len() * range.len();
         for ((matrix, scale), out) in [(&self.op.gate, &mut *main), (&self.op.up, &mut *up)] {
-            activations.multiply(run, (matrix, expert), range.clone(), Tokens::List(list), out, tools);
+            activations.multiply(run, (matrix, slot), range.clone(), Tokens::List(list), out, tools);
             if scale.is_some() {
                 let scale = expert_scale(*scale, run, expert);
                 out[..len].iter_mut().for_each(|v| *v *= scale);
@@ -180,6 +187,66 @@ impl Kernel for ExpertDown {
                         // SAFETY: these columns are this thread's.
                         let out = unsafe { out.part(row, range.clone()) };
                         floats::axpy(self.style.level.simd(), weights.row(row)[j] * scale, values, out);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ExpertDownEach {
+    fn rounded(&self) -> bool {
+        !is_float(self.op.down.format)
+    }
+}
+
+impl Kernel for ExpertDownEach {
+    fn scratch_bytes(&self) -> usize {
+        let op = &self.op;
+        let (max_rows, used) = (op.x.max_rows, op.ids.width);
+        block_bytes(max_rows.min(FEW_ROWS) * used, op.down.cols)
+            + Groups::scratch_bytes(op.down.experts, max_rows * used)
+            + Tools::scratch_bytes()
+            + carve_bytes::<f32>(result_floats(max_rows))
+    }
+
+    fn shared_bytes(&self) -> usize {
+        let op = &self.op;
+        let rows = op.x.max_rows * op.ids.width;
+        if self.rounded() && op.x.max_rows > FEW_ROWS { block_bytes(rows, op.down.cols) } else { 0 }
+    }
+
+    fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+        let (op, run) = (&self.op, thread.run);
+        let (used, width) = (op.ids.width, op.down.rows);
+        let source = Source { x: op.x.read(run), split: used };
+        let rows = source.x.rows();
+        let activations = Activations::new(thread, self.style, source, self.rounded())?;
+        let out = op.out.write::<f32>(thread);
+        let mut scratch = std::mem::take(&mut thread.scratch);
+        let groups = Groups::new(&op.ids.read(run), op.down.experts, &mut scratch);
+        let mut tools = Tools::new(&mut scratch);
+        let floats = result_floats(op.x.max_rows);
+        let results: &mut [f32] = carve(&mut scratch, floats);
+        let tile = tile_rows(rows);
+        let cost = |choices: &[u32]| if rows <= FEW_ROWS { 1 } else { UNPACK_COST + choices.len() as u64 };
+        let tiles = width.div_ceil(tile);
+        let held = || groups.held(run, op.slots);
+        let mut deal = Deal::new(thread, held().map(|(_, _, choices)| tiles as u64 * cost(choices)).sum());
+        for (_, slot, choices) in held() {
+            let mine = deal.next(tiles, cost(choices));
+            let end = (mine.end * tile).min(width);
+            for choices in choices.chunks(rows.max(1)) {
+                let step = rows_that_fit(choices.len(), floats);
+                for first in (mine.start * tile..end).step_by(step) {
+                    let range = first..(first + step).min(end);
+                    let count = range.len();
+                    activations.multiply(run, (&op.down, slot), range, Tokens::List(choices), results, &mut tools);
+                    for (choice, values) in choices.iter().zip(results.chunks_exact(count)) {
+                        let (row, column) = (*choice as usize / used, *choice as usize % used * width + first);
+                        // SAFETY: a choice has one expert, whose tile was dealt to this thread.
+                        unsafe { out.part(row, column..column + count) }.copy_from_slice(values);
                     }
                 }
             }
