@@ -203,6 +203,9 @@ fn opened_bytes_are_planned_bytes() {
             let usual = wishes(split, KvType::F16);
             compare_bytes(&path, split, &usual);
             compare_bytes(&path, split, &Limits { context: Some(CONTEXT + 1), prefill: Some(7), slots: 3, ..usual.clone() });
+            for kv in [KvType::Int8, KvType::K8v4, KvType::Q4_0] {
+                compare_bytes(&path, split, &Limits { kv, ..usual.clone() });
+            }
             compare_bytes(&path, split, &Limits { context: Some(64), prefill: Some(1), kv: KvType::F32, ..usual });
         }
     }
@@ -368,8 +371,6 @@ fn what_cannot_be_run_yet_is_refused_with_a_plain_sentence() {
         assert_eq!(launch.faults.asked(), 0);
     };
     let whole = |kv| wishes("0-7", kv);
-    missing(equal_cards(1), whole(KvType::Int8), Capability::QuantisedKv);
-    missing(equal_cards(1), whole(KvType::Q4_0), Capability::QuantisedKv);
     missing(equal_cards(1), Limits { resident_kv: Some(64), ..whole(KvType::F16) }, Capability::KvSpill);
     let small = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
     missing(cards(&["13 MiB"]), small, Capability::ExpertSlots);

@@ -148,7 +148,8 @@ fn a_run_goes_through_the_plan_of_a_machine_file() {
     for part in ["plan: virtual:3: layers 0-2", "plan: virtual:0: layers 3-7", "loaded: virtual:3", "as planned; host"] {
         assert!(ran.err.contains(part), "'{part}' is not in {}", ran.err);
     }
-    run_on_cards(folder.path(), &["--kv", "int8"]).fails(3, &["8 or 4 bits", "--kv f16", "Nothing was loaded"]);
+    assert_eq!(run_on_cards(folder.path(), &["--kv", "int8"]).ok().out, "The capital of France is Paris.\n");
+    run_on_cards(folder.path(), &["--resident-kv", "64"]).fails(3, &["partly in RAM", "--resident-kv", "Nothing was loaded"]);
     run_on_cards(folder.path(), &["--reserve", "1 GiB"]).fails(3, &["short", "--reserve 0", "Nothing was loaded"]);
     run_on_cards(folder.path(), &["--device", "virtual:7"]).fails(3, &["virtual:7", "virtual:0"]);
     let real = machine(STORY);

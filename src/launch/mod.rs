@@ -26,10 +26,10 @@ use crate::plan::{
     BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
     verify,
 };
-use crate::program::{KvFormat, Stage};
+use crate::program::Stage;
 
 /// What the engine of this version can execute of what the planner can plan.
-pub const CAPABILITIES: [Capability; 2] = [Capability::SeveralStages, Capability::Checkpoints];
+pub const CAPABILITIES: [Capability; 3] = [Capability::SeveralStages, Capability::Checkpoints, Capability::QuantisedKv];
 
 /// What shall be opened, and how.
 #[derive(Clone)]
@@ -173,15 +173,17 @@ fn refused(mut refusal: Box<Refusal>) -> LaunchError {
 
 /// Refuses what can be planned but not yet be executed.
 fn check_capabilities(plan: &Plan, machine: &Machine, drivers: &Drivers) -> Result<(), LaunchError> {
-    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
-    if !missing.is_empty() {
-        return Err(LaunchError::NotYet { missing });
+    let cards = || plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
+    if let Some(card) = cards().find(|card| !drivers.can_drive(card.backend)) {
+        return Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend });
     }
-    let cards = plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
-    match cards.into_iter().find(|card| !drivers.can_drive(card.backend)) {
-        Some(card) => Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend }),
-        None => Ok(()),
-    }
+    let kv = plan.settings.kv.format();
+    let can = |need: &Capability| {
+        let cached = *need != Capability::QuantisedKv || cards().all(|card| drivers.can_cache(card.backend, kv));
+        CAPABILITIES.contains(need) && cached
+    };
+    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !can(need)).collect();
+    if missing.is_empty() { Ok(()) } else { Err(LaunchError::NotYet { missing }) }
 }
 
 /// Locks of all cards that have memory of their own; RAM is shared with everybody.
@@ -193,11 +195,7 @@ fn lock_cards(plan: &Plan, machine: &Machine, folder: &std::path::Path, model: &
 /// The stages of a plan as the model's own code lays them out, and the options they are run with.
 fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
     let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
-    let kv = match plan.settings.kv {
-        crate::plan::KvType::F32 => KvFormat::F32,
-        crate::plan::KvType::F16 => KvFormat::F16,
-        _ => return Err(LaunchError::NotYet { missing: vec![Capability::QuantisedKv] }),
-    };
+    let kv = plan.settings.kv.format();
     let decode_rows = options.decode_rows.max(decode_rows);
     let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
     let tensors = Tensors::new(source.files);

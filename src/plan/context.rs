@@ -297,5 +297,5 @@ fn popularity(count: u32) -> Vec<f64> {
 
 /// Bytes of one resident or spilled KV cell of an attention layer.
 pub fn kv_cell_bytes(kv: KvType, kv_heads: u32, head_dim: u32) -> u64 {
-    kv.cell_bytes(u64::from(kv_heads), u64::from(head_dim))
+    kv.cell_bytes(kv_heads, head_dim)
 }

@@ -381,14 +381,13 @@ fn up(bytes: u64) -> u64 {
 /// Bytes of a key and a value of every head.
 fn token_bytes(kv: KvType, heads: u64, dim: u64) -> u64 {
     let blocks = heads * dim.div_ceil(32);
-    blocks
-        * match kv {
-            KvType::F32 => 256,
-            KvType::F16 => 128,
-            KvType::Int8 => 2 * (32 + 2),
-            KvType::K8v4 => (32 + 2) + (16 + 2),
-            KvType::Q4_0 => 2 * (16 + 2),
-        }
+    match kv {
+        KvType::F32 => heads * dim * 8,
+        KvType::F16 => heads * dim * 4,
+        KvType::Int8 => blocks * 2 * (32 + 2),
+        KvType::K8v4 => blocks * ((32 + 2) + (16 + 2)),
+        KvType::Q4_0 => blocks * 2 * (16 + 2),
+    }
 }
 
 /// The least that may stay free, whatever the planner's table says.

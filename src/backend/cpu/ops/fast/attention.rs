@@ -17,6 +17,7 @@ use super::super::attention::{self, CacheElement, Side};
 use super::blocks::{self, BLOCK};
 use super::product::FEW_ROWS;
 use crate::program::KvFormat;
+use crate::quant::legacy::{BlockQ4_0, BlockQ8_0};
 
 /// Queries that a tile of a prompt holds, about.
 const TILE_QUERIES: usize = 96;
@@ -129,7 +130,7 @@ impl Attention {
     }
 
     /// One row over the attended cells `range` (numbered in the order in which they are attended).
-    fn gather_row<T: CacheElement>(
+    fn gather_row<K: CacheElement, V: CacheElement>(
         &self,
         run: &Run<'_>,
         worker: &mut Worker<'_>,
@@ -138,8 +139,8 @@ impl Attention {
         queries: usize,
     ) {
         let slot = run.rows[row].slot;
-        let keys: &[T] = self.op.cache.read(run, slot, Side::Key, kv_head);
-        let values: &[T] = self.op.cache.read(run, slot, Side::Value, kv_head);
+        let keys: &[K] = self.op.cache.read(run, slot, Side::Key, kv_head);
+        let values: &[V] = self.op.cache.read(run, slot, Side::Value, kv_head);
         let mut before = 0;
         self.op.cells(run, row, |cells| {
             let from = range.start.clamp(before, before + cells.len()) - before;
@@ -156,7 +157,11 @@ impl Attention {
     }
 
     /// Small windows: chunks of cells in parallel, then rows and heads in parallel.
-    fn few_rows<T: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) -> Result<(), Poisoned> {
+    fn few_rows<K: CacheElement, V: CacheElement>(
+        &self,
+        thread: &mut Thread<'_>,
+        operands: &Operands<'_>,
+    ) -> Result<(), Poisoned> {
         let (run, heads) = (thread.run, self.op.cache.heads);
         let rows = operands.q.rows();
         let mut lengths = [0; FEW_ROWS];
@@ -174,7 +179,7 @@ impl Attention {
                 let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
                 let size = chunk_cells(cells);
                 let range = chunk * size..((chunk + 1) * size).min(cells);
-                self.gather_row::<T>(run, &mut worker, (row, kv_head), range, queries);
+                self.gather_row::<K, V>(run, &mut worker, (row, kv_head), range, queries);
                 self.keep_partials(run, &worker, row, kv_head, chunk, queries);
             }
             before += items;
@@ -229,7 +234,7 @@ impl Attention {
     }
 
     /// Prompts: tiles of rows.
-    fn many_rows<T: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) {
+    fn many_rows<K: CacheElement, V: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) {
         let (run, heads, tile) = (thread.run, self.op.cache.heads, self.tile());
         let out = self.op.out.place.write::<f32>(thread);
         let member = thread.member();
@@ -247,13 +252,13 @@ impl Attention {
                     }
                     if rows.clone().all(|row| self.is_dense(run, row)) {
                         let queries = self.load_queries(&mut worker, &operands.q, rows.clone(), kv_head);
-                        self.dense_tile::<T>(run, &mut worker, span, rows.clone(), kv_head);
+                        self.dense_tile::<K, V>(run, &mut worker, span, rows.clone(), kv_head);
                         self.store(&worker, operands, rows.clone(), kv_head, queries, &out);
                         continue;
                     }
                     for row in rows.clone() {
                         let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
-                        self.gather_row::<T>(run, &mut worker, (row, kv_head), 0..usize::MAX, queries);
+                        self.gather_row::<K, V>(run, &mut worker, (row, kv_head), 0..usize::MAX, queries);
                         self.store(&worker, operands, row..row + 1, kv_head, queries, &out);
                     }
                 }
@@ -261,7 +266,7 @@ impl Attention {
         }
     }
 
-    fn dense_tile<T: CacheElement>(
+    fn dense_tile<K: CacheElement, V: CacheElement>(
         &self,
         run: &Run<'_>,
         worker: &mut Worker<'_>,
@@ -270,8 +275,8 @@ impl Attention {
         kv_head: usize,
     ) {
         let (group, dim) = (self.group(), worker.dim);
-        let keys: &[T] = self.op.cache.read(run, span.slot, Side::Key, kv_head);
-        let values: &[T] = self.op.cache.read(run, span.slot, Side::Value, kv_head);
+        let keys: &[K] = self.op.cache.read(run, span.slot, Side::Key, kv_head);
+        let values: &[V] = self.op.cache.read(run, span.slot, Side::Value, kv_head);
         let visible = |row: usize| {
             let end = run.rows[row].index as usize + 1;
             self.op.window.map_or(0, |window| end.saturating_sub(window))..end
@@ -279,7 +284,7 @@ impl Attention {
         let (all_from, all_to) = (visible(rows.start).start, visible(rows.end - 1).end);
         for first in (all_from..all_to).step_by(BLOCK) {
             let count = BLOCK.min(all_to - first);
-            worker.cells.load(&keys[first * dim..], &values[first * dim..], count, dim, worker.padded);
+            worker.cells.load(&keys[first * K::count(dim)..], &values[first * V::count(dim)..], count, dim, worker.padded);
             worker.absorb_tile(rows.len() * group, count, |query| {
                 let seen = visible(rows.start + query / group);
                 let from = seen.start.clamp(first, first + count);
@@ -311,13 +316,13 @@ impl Attention {
         }
     }
 
-    fn dispatch<T: CacheElement>(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+    fn dispatch<K: CacheElement, V: CacheElement>(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
         let run = thread.run;
         let operands = Operands { q: self.op.q.place.read(run), gate: self.op.gate.map(|g| g.place.read(run)) };
         if operands.q.rows() <= FEW_ROWS {
-            self.few_rows::<T>(thread, &operands)
+            self.few_rows::<K, V>(thread, &operands)
         } else {
-            self.many_rows::<T>(thread, &operands);
+            self.many_rows::<K, V>(thread, &operands);
             Ok(())
         }
     }
@@ -340,22 +345,29 @@ impl Running<'_> {
     }
 }
 
+/// A cell of `dim` numbers.
+fn one<T: CacheElement>(cells: &[T], cell: usize, dim: usize) -> &[T] {
+    let len = T::count(dim);
+    &cells[cell * len..(cell + 1) * len]
+}
+
 impl Cells<'_> {
     /// Loads neighbouring cells; `turned` gets the keys as `[dim][cell]`.
-    fn load<T: CacheElement>(&mut self, keys: &[T], values: &[T], count: usize, dim: usize, padded: usize) {
+    fn load<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], count: usize, dim: usize, padded: usize) {
         for cell in 0..count {
-            T::widen(&keys[cell * dim..(cell + 1) * dim], &mut self.k[cell * padded..(cell + 1) * padded]);
-            T::widen(&values[cell * dim..(cell + 1) * dim], &mut self.v[cell * padded..(cell + 1) * padded]);
+            let to = cell * padded..(cell + 1) * padded;
+            K::widen(one(keys, cell, dim), dim, &mut self.k[to.clone()]);
+            V::widen(one(values, cell, dim), dim, &mut self.v[to]);
         }
         blocks::turn(&self.k[..count * padded], padded, self.turned);
     }
 }
 
 impl Worker<'_> {
-    fn push<T: CacheElement>(&mut self, keys: &[T], values: &[T], cell: usize) {
-        let (from, to) = (cell * self.dim..(cell + 1) * self.dim, self.cells.count * self.padded);
-        T::widen(&keys[from.clone()], &mut self.cells.k[to..to + self.padded]);
-        T::widen(&values[from], &mut self.cells.v[to..to + self.padded]);
+    fn push<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], cell: usize) {
+        let to = self.cells.count * self.padded..(self.cells.count + 1) * self.padded;
+        K::widen(one(keys, cell, self.dim), self.dim, &mut self.cells.k[to.clone()]);
+        V::widen(one(values, cell, self.dim), self.dim, &mut self.cells.v[to]);
         self.cells.count += 1;
     }
 
@@ -435,9 +447,6 @@ impl Kernel for Attention {
     }
 
     fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
-        match self.op.cache.format {
-            KvFormat::F32 => self.dispatch::<f32>(thread),
-            KvFormat::F16 => self.dispatch::<f16>(thread),
-        }
+        attention::by_format!(self.op.cache.format, self.dispatch(thread))
     }
 }
