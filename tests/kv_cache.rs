@@ -7,7 +7,7 @@ use common::npz::Npz;
 use common::*;
 use strata::backend::cpu::Mode;
 use strata::engine::{Engine, OpenOptions};
-use strata::program::KvFormat;
+use strata::program::{KvFormat, StateDecl, StateKind};
 use strata::units::TokenId;
 
 const PROMPTS: usize = 9;
@@ -94,5 +94,25 @@ fn going_back_leaves_no_trace() {
         let again = all_logits(&mut engine, &mut sequence, &tokens[kept..], 64);
         engine.end(sequence);
         assert!(pairs(&again[64 - kept..], &straight[64..]).all(|(a, b)| a == b), "{}", kv.name());
+    }
+}
+
+/// What is saved of a conversation that leaves its slot: of a full one everything, of a shorter one its cells.
+#[test]
+fn the_held_pieces_are_the_cells() {
+    for format in KvFormat::ALL {
+        let kind = StateKind::Kv { format, cells: 10, kv_heads: 3, head_dim: 40 };
+        let bytes = kind.bytes_per_slot();
+        let state = StateDecl { name: "kv".into(), kind, slots: 1, offset_bytes: 0, slot_stride_bytes: bytes };
+        let (key, value) = format.cell_bytes(40);
+        let full = state.held(0, 0, 10);
+        let mut next = 0;
+        for piece in &full {
+            assert_eq!(piece.offset_bytes, next, "{}", format.name());
+            next += piece.len_bytes;
+        }
+        assert_eq!(next, bytes, "{}", format.name());
+        let some: u64 = state.held(0, 0, 4).iter().map(|piece| piece.len_bytes).sum();
+        assert_eq!(some, 3 * 4 * (key + value), "{}", format.name());
     }
 }

@@ -2,6 +2,9 @@
 
 pub mod cpu;
 pub mod discovery;
+pub mod gpu;
+pub mod params;
+pub mod rope;
 mod virtual_card;
 
 pub use discovery::Finder;

@@ -40,17 +40,26 @@ pub struct Opening {
     pub slots: u32,
     /// Tokens of a prompt that are read at once; `None` leaves it to the plan.
     pub prefill: Option<u32>,
+    /// Rows of a window for which the kernels of decoding are made.
+    pub decode_rows: u32,
     /// Rows of a window whose scores are wanted, at most.
     pub max_outputs: u32,
-    /// Checkpoints that all conversations together keep in RAM.
-    pub checkpoints: u32,
+    pub keeps: Keeps,
     pub stopping: Stopping,
 }
 
 impl Opening {
-    /// One conversation that keeps no checkpoints and wants the scores of one row.
+    /// One conversation that keeps nothing beside its state and wants the scores of one row.
     pub fn new(context: u32, compute: &ComputeArgs, stopping: Stopping) -> Opening {
-        Opening { context, slots: 1, prefill: compute.ubatch_size.0, max_outputs: 1, checkpoints: 0, stopping }
+        Opening {
+            context,
+            slots: 1,
+            prefill: compute.ubatch_size.0,
+            decode_rows: 1,
+            max_outputs: 1,
+            keeps: Keeps::default(),
+            stopping,
+        }
     }
 }
 
@@ -116,7 +125,7 @@ impl OpenModel {
             machine,
             limits: limits(compute, &opening)?,
             options: OpenOptions {
-                decode_rows: 1,
+                decode_rows: opening.decode_rows,
                 max_outputs: opening.max_outputs,
                 cancel: interrupt.flag(),
                 ..OpenOptions::default()
@@ -139,7 +148,8 @@ impl OpenModel {
         if !compute.quiet {
             note(loaded_line(&launched));
         }
-        Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
+        let Launched { engine, plan, .. } = launched;
+        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
 }
 
@@ -149,10 +159,10 @@ fn limits(compute: &ComputeArgs, opening: &Opening) -> Result<Limits, CliError> 
         context: Some(opening.context),
         prefill: opening.prefill.map(|rows| rows.min(opening.context.max(1))),
         slots: Some(opening.slots),
-        checkpoints: Some(opening.checkpoints),
         ..compute.wishes.flags()
     };
-    Ok(Limits { kv: compute.kv.planned(), ..Limits::from_flags(&flags)? })
+    let Keeps { checkpoints, cache_ram } = opening.keeps;
+    Ok(Limits { kv: compute.kv.planned(), checkpoints, cache_ram, ..Limits::from_flags(&flags)? })
 }
 
 /// What the devices and the system say of memory, against the plan.
@@ -215,9 +225,19 @@ pub enum Stopping {
 /// Contexts are chosen in steps of this many tokens.
 const CONTEXT_STEP: usize = 256;
 
+/// What a verb keeps in RAM beside the engine, for the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keeps {
+    /// Checkpoints of all conversations together.
+    pub checkpoints: u32,
+    /// Bytes for conversations that had to leave their slots.
+    pub cache_ram: u64,
+}
+
 /// A model ready to compute.
 pub struct Loaded {
     pub engine: Engine,
+    pub plan: Plan,
     pub threads: usize,
     pub load_time: Duration,
     /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.

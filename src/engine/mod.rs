@@ -1,7 +1,9 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
 mod generate;
+mod joint;
 mod load;
+mod park;
 mod process;
 pub mod service;
 mod tables;
@@ -14,6 +16,7 @@ use thiserror::Error;
 
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, load_bytes, load_stage};
+pub use park::Parked;
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 

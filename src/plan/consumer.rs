@@ -104,6 +104,7 @@ consumers! {
     EmbeddingCache   "embedding-cache"   Host    Always "embedding rows read from the file";
     NgramCache       "ngram-cache"       Host    Always "n-gram rows read from the file";
     Checkpoints      "checkpoints"       Host    Always "conversation checkpoints";
+    Parked           "parked"            Host    Always "conversations whose slots others use";
     HostHandOff      "host-hand-off"     Host    Always "hand-off through the host";
     HostStaging      "host-staging"      Host    Always "pinned ring for experts and rows";
     LoadStaging      "load-staging"      Host    Load   "pinned buffers for loading";

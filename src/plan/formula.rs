@@ -160,6 +160,7 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
         Consumer::DriverHost => format!("host memory of the drivers of {} card(s)", sums.stages),
         Consumer::EmbeddingCache | Consumer::NgramCache => "recently read rows; the table itself stays in the file".into(),
         Consumer::Checkpoints => format!("{} x recurrent state of one sequence", ctx.limits.checkpoints),
+        Consumer::Parked => "--cache-ram; taken as conversations come".into(),
         Consumer::HostHandOff => {
             format!("{} boundary(ies) x 2 buffers x {rows} rows x {} floats x 4 B", sums.stages - 1, ctx.model.stream_floats())
         }

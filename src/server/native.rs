@@ -88,7 +88,11 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
             "context": engine.context,
             "slots": engine.slots,
             "prompt_rows": engine.prompt_rows,
-            "devices": engine.devices,
+            "devices": engine.devices.iter().map(|device| json!({
+                "id": device.id, "detail": device.detail, "arenas_bytes": device.arenas_bytes,
+                "scratch_bytes": device.scratch_bytes, "late_allocations": device.late_allocations,
+            })).collect::<Vec<_>>(),
+            "plan": engine.plan.as_deref(),
             "memory": {
                 "weights_bytes": engine.memory.weights_bytes,
                 "state_bytes": engine.memory.state_bytes,
@@ -115,6 +119,8 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                     "available_bytes": available_memory_bytes() },
         "slots": slots_json(&app, &status),
         "waiting": status.waiting,
+        "parked": { "conversations": status.parked, "bytes": status.parked_bytes,
+                    "budget_bytes": app.service.options().parked_bytes },
         "totals": {
             "requests": totals.requests, "done": totals.done, "failed": totals.failed, "cancelled": totals.cancelled,
             "refused": totals.refused, "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,

@@ -16,7 +16,8 @@ pub async fn document(_app: Arc<App>, _request: HttpRequest) -> Result<Response,
 
 pub fn build() -> Json {
     let mut paths = Map::new();
-    for route in routes().iter().filter(|route| !route.page) {
+    // Embeddings are told of only by servers that can make them, and no model of today can.
+    for route in routes().iter().filter(|route| !route.page && route.name != "embeddings") {
         let method = route.method.name().to_ascii_lowercase();
         let entry = paths.entry(route.path).or_insert_with(|| json!({}));
         entry[method.as_str()] = operation(route);
@@ -98,7 +99,7 @@ fn object(properties: Json, required: &[&str]) -> Json {
 
 /// Text, or a list of parts with text.
 fn content(kind: &str) -> Json {
-    let part = object(json!({ "type": { "const": kind }, "text": { "type": "string" } }), &["type", "text"]);
+    let part = object(json!({ "type": maybe(json!({ "const": kind })), "text": { "type": "string" } }), &["text"]);
     json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part }] })
 }
 
@@ -122,7 +123,7 @@ fn request_schema(route: &str) -> Json {
     match route {
         "chat" | "apply_template" => {
             let function = object(json!({ "name": name(), "description": maybe(text()) }), &["name"]);
-            let tool = object(json!({ "type": { "const": "function" }, "function": function }), &["type", "function"]);
+            let tool = object(json!({ "type": maybe(json!({ "const": "function" })), "function": function }), &["function"]);
             let format = object(json!({ "type": { "enum": ["text", "json_object"] } }), &["type"]);
             let described = object(json!({ "schema": { "type": "object" } }), &["schema"]);
             let described =
@@ -168,7 +169,6 @@ fn request_schema(route: &str) -> Json {
             &["content"],
         ),
         "detokenize" => object(json!({ "tokens": { "type": "array", "items": count(0, 100) } }), &["tokens"]),
-        // No body is one that can be answered.
-        _ => json!({ "not": {} }),
+        _ => json!({}),
     }
 }

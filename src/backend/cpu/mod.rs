@@ -12,10 +12,8 @@ pub mod kernels;
 mod layout;
 mod memory;
 mod ops;
-mod params;
 mod pool;
 mod prepare;
-mod rope;
 mod vector;
 mod view;
 

@@ -13,7 +13,7 @@ use self::session::Session;
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{OpenModel, Opening, Stopping};
+use super::open::{Keeps, OpenModel, Opening, Stopping};
 use super::output::note;
 use super::text::{Chat, open_tokenizer};
 
@@ -53,8 +53,9 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let chat = Chat::open(&opened.files, &tokenizer)?;
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);
+    let keeps = Keeps { checkpoints: CHECKPOINTS, ..Keeps::default() };
     // An answer that is stopped must not cost what was read before it.
-    let opening = Opening { checkpoints: CHECKPOINTS, ..Opening::new(context, &args.compute, Stopping::BetweenWindows) };
+    let opening = Opening { keeps, ..Opening::new(context, &args.compute, Stopping::BetweenWindows) };
     let loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut session = Session::new(&tokenizer, &chat, loaded, &interrupt, args)?;
     let mut input = Input::open()?;
