@@ -280,7 +280,8 @@ impl Engine {
         // All memory of all devices before the first byte is read.
         let mut opened = Vec::with_capacity(built.len());
         for BuiltStage { stage, mut backend, .. } in built {
-            backend.open(ArenaSizes::of(&stage))?;
+            let scratch_bytes = backend.scratch_bytes(&stage)?;
+            backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
             opened.push((backend, stage));
         }
         let total_bytes = opened.iter().map(|(_, stage)| load_bytes(stage)).sum();

@@ -19,7 +19,7 @@ use devices::Opener;
 
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
-use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
+use crate::engine::{BuiltStage, Engine, EngineError, LoadProgress, OpenOptions};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
@@ -89,14 +89,9 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
-    let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
-    audience.planned(&plan);
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
-    let mut built = Vec::with_capacity(stages.len());
-    for (planned, stage) in plan.stages.iter().zip(stages) {
-        let backend = opener.open(&machine.cards[planned.card.0])?;
-        built.push(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend });
-    }
+    let Settled { plan, options, built, locks } = settle(&source, &machine, &limits, &options, &opener, lock)?;
+    audience.planned(&plan);
     let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
     let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
@@ -112,19 +107,25 @@ struct Source<'a> {
     drivers: &'a Drivers,
 }
 
-/// A plan whose arenas are those of the built stages, its stages, and the locks of its cards.
-type Settled = (Plan, OpenOptions, Vec<Arc<Stage>>, Vec<CardLock>);
+/// A plan whose arenas are those of the built stages, its stages on devices without memory yet, and the locks of its cards.
+struct Settled {
+    plan: Plan,
+    options: OpenOptions,
+    built: Vec<BuiltStage>,
+    locks: Vec<CardLock>,
+}
 
 /// Tries at a plan whose estimates of work buffers hold.
 const TRIES: usize = 4;
 
-/// Plans, builds the stages and plans again with their arenas. Where the work buffers turn out larger than estimated and no
-/// longer fit, the card is planned again with that much less room.
+/// Plans, builds the stages, opens the devices without memory, and plans again with the arenas and the scratch that they need.
+/// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room.
 fn settle(
     source: &Source<'_>,
     machine: &Machine,
     limits: &Limits,
     options: &OpenOptions,
+    opener: &Opener<'_>,
     lock: impl Fn(&Plan) -> Result<Vec<CardLock>, LaunchError>,
 ) -> Result<Settled, LaunchError> {
     let mut room = machine.clone();
@@ -135,13 +136,18 @@ fn settle(
         check_capabilities(&first, machine, source.drivers)?;
         let locks = lock(&first)?;
         let (options, stages) = build(&first, source, options)?;
-        let arenas = arenas(&first, &stages);
+        let built = on_devices(&first, stages, machine, opener)?;
+        let arenas = arenas(&first, &built)?;
         let fixed = first.fixed(limits, Some(arenas.clone()));
         match plan(source.facts, machine, &fixed) {
             Ok(plan) => {
                 let violations = verify(&plan, source.facts, machine, &fixed);
                 let sound = violations.is_empty();
-                return if sound { Ok((plan, options, stages, locks)) } else { Err(LaunchError::Unsound { violations }) };
+                return if sound {
+                    Ok(Settled { plan, options, built, locks })
+                } else {
+                    Err(LaunchError::Unsound { violations })
+                };
             }
             Err(refusal) if tries == TRIES || !shrink(&mut room, &first, &arenas) => return Err(refused(refusal)),
             Err(_) => {}
@@ -151,7 +157,7 @@ fn settle(
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
 fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
-    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes;
+    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes + a.scratch_bytes;
     let mut shrunk = false;
     for (planned, built) in plan.stages.iter().zip(arenas) {
         let beyond = total(built).saturating_sub(total(&planned.arenas));
@@ -209,10 +215,26 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     Ok((options, stages))
 }
 
-fn arenas(plan: &Plan, stages: &[Arc<Stage>]) -> Vec<StageArenas> {
-    let arenas = plan.stages.iter().zip(stages).map(|(planned, stage)| {
-        let ArenaSizes { weights_bytes, state_bytes, work_bytes } = ArenaSizes::of(stage);
-        StageArenas { weights_bytes, state_bytes, work_bytes, experts_inside: planned.all_held }
+/// The stages on their devices, which have no memory yet.
+fn on_devices(
+    plan: &Plan,
+    stages: Vec<Arc<Stage>>,
+    machine: &Machine,
+    opener: &Opener<'_>,
+) -> Result<Vec<BuiltStage>, LaunchError> {
+    let built = plan.stages.iter().zip(stages).map(|(planned, stage)| {
+        let backend = opener.open(&machine.cards[planned.card.0])?;
+        Ok(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend })
+    });
+    built.collect()
+}
+
+fn arenas(plan: &Plan, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
+    let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
+        let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
+        let scratch = backend.scratch_bytes(stage);
+        let scratch_bytes = scratch.map_err(|e| LaunchError::Engine(EngineError::Backend(e)))?;
+        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, experts_inside: planned.all_held })
     });
     arenas.collect()
 }

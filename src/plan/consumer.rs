@@ -37,6 +37,8 @@ pub enum Arena {
     Weights,
     State,
     Work,
+    /// What kernels keep beside the programs' buffers.
+    Scratch,
     Experts,
     Host,
 }
@@ -95,6 +97,7 @@ consumers! {
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
     VisionWork       "vision-work"       Work    Prompt "vision buffers";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
+    KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
     ExpertSlots      "expert-slots"      Experts Always "expert slots";
     MeasuredWeights  "measured-weights"  Weights Always "weights as the built stage lays them out";
     MeasuredState    "measured-state"    State   Always "state as the built stage lays it out";

@@ -42,6 +42,14 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
         Consumer::StagingRing => format!("{} experts of the largest slab", stage::ring_slabs(layers)),
         Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
         Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
+        Consumer::KernelScratch if ctx.limits.stage_arenas.is_some() => "as the programs were lowered for this card".into(),
+        Consumer::KernelScratch => {
+            let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+            format!(
+                "{rows} rows x {} floats x 4 B: experts' products, rounded activations",
+                grouped(stage::scratch_floats(ctx, range))
+            )
+        }
         Consumer::SelectionScores => {
             format!("{} queries at a time x blocks of {} cells x 4 B", rules::SCORE_ROWS.min(ctx.chunk_rows(chunk)), ctx.cells)
         }

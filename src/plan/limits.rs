@@ -124,6 +124,8 @@ pub struct StageArenas {
     pub weights_bytes: u64,
     pub state_bytes: u64,
     pub work_bytes: u64,
+    /// What the card's kernels keep beside the arenas.
+    pub scratch_bytes: u64,
     /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
     pub experts_inside: bool,
 }

@@ -12,7 +12,7 @@ use super::STALL;
 use super::app::App;
 use super::chat::in_background;
 use super::error::{ApiError, json_response, text_response};
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, whole, wrong};
 use super::ids;
 use crate::engine::service::{RecentRequest, SlotState, SlotStatus, State, Status};
 use crate::engine::{available_memory_bytes, process_memory};
@@ -181,7 +181,9 @@ pub async fn detokenize(app: Arc<App>, request: HttpRequest) -> Result<Response,
     let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "the list of token ids is missing"))?;
     let vocab = app.tokenizer.vocab_len() as u64;
     let id = |(i, value): (usize, &Json)| {
-        let id = value.as_u64().ok_or_else(|| wrong(format!("tokens[{i}]"), "a token id", value))?;
+        let id = whole(value)
+            .and_then(|id| u64::try_from(id).ok())
+            .ok_or_else(|| wrong(format!("tokens[{i}]"), "a token id", value))?;
         match id < vocab {
             true => Ok(TokenId(id as u32)),
             false => Err(ApiError::field(format!("tokens[{i}]"), format!("{id} is not below the vocabulary's {vocab}"))),
