@@ -188,6 +188,7 @@ fn compare_bytes(path: &Path, split: &str, limits: &Limits) {
         assert!(estimate.0 >= built.0 && estimate.1 >= built.1, "{}: {split}", path.display());
         assert!(!selects || estimate == built, "{}: {split} {limits:?}: {estimate:?} {built:?}", path.display());
         assert_eq!(runner.backend.memory().arenas_bytes, opened.total_bytes());
+        assert_eq!(runner.backend.memory().scratch_bytes, arenas.host_scratch_bytes);
         sum += opened.total_bytes();
     }
     assert_eq!(launch.in_use.bytes(), sum);

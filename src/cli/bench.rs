@@ -117,7 +117,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
     };
     let opened = OpenModel::open(&args.model)?;
     let interrupt = Interrupt::install()?;
-    let context = opened.context(None, longest as usize, 256).max(longest.next_multiple_of(256));
+    let context = opened.context_of_all(longest as usize)?;
     let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let roof = loaded.memory_gbs;

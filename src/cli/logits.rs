@@ -73,12 +73,11 @@ pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     let interrupt = Interrupt::install()?;
     let chunk = if args.step { 1 } else { args.chunk.or(args.compute.ubatch_size.0).unwrap_or(USUAL_CHUNK_TOKENS) };
     let rows = chunk.min(tokens.len() as u32);
-    let wish = u32::try_from(tokens.len().next_multiple_of(256)).map_err(|_| CliError::Usage("too many tokens".into()))?;
-    let context = opened.context(None, tokens.len(), 256).max(wish);
+    let context = opened.context_of_all(tokens.len())?;
     not_the_model(&opened.files, &args.output)?;
-    // Found out before a large model is loaded.
-    let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
+    // Found out before a large model is loaded. The folder first: the output may lie in it.
     let mut dump = args.dump.as_deref().map(Dump::create).transpose()?;
+    let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
     let opening = Opening { prefill: Some(rows), max_outputs: rows, ..Opening::new(context, &args.compute, Stopping::AtOnce) };
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut sequence = loaded.engine.start()?;

@@ -1,7 +1,9 @@
 //! Opens a model for a verb: files, plan, devices, memory, weights, with a progress bar.
 
+use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -66,10 +68,21 @@ impl Opening {
 /// The files of the model that the user named, or the built-in one.
 pub fn open_files(args: &ModelArgs) -> Result<Arc<ModelFiles>, CliError> {
     let files = match &args.model {
+        Some(path) if is_sheet(path) => {
+            let problem = "it is a model sheet, which holds no weights; only 'strata plan' reads those";
+            return Err(CliError::in_file(&path.display().to_string(), problem));
+        }
         Some(path) => ModelFiles::open(path)?,
         None => ModelFiles::from_static(BUILT_IN_NAME, BUILT_IN)?,
     };
     Ok(Arc::new(files))
+}
+
+/// Whether a file begins as model sheets do, and no GGUF does.
+pub fn is_sheet(path: &Path) -> bool {
+    let mut first = [0];
+    // A pipe is left as it is: what is read of it is gone.
+    path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == *b"{"
 }
 
 impl OpenModel {
@@ -102,6 +115,20 @@ impl OpenModel {
                 needed.max(usual).min(trained)
             }
         }
+    }
+
+    /// Tokens for a sequence that must hold `needed`, whatever the model was trained for; beyond that with a warning.
+    pub fn context_of_all(&self, needed: usize) -> Result<u32, CliError> {
+        let trained = self.model.dims().context.max(1);
+        let all = u32::try_from(needed.next_multiple_of(CONTEXT_STEP));
+        let all = all.map_err(|_| CliError::Usage(format!("{needed} tokens are more than any context holds")))?;
+        if needed > trained as usize {
+            note(format!(
+                "warning: {needed} tokens are more than the {trained} that the model was trained for; what it says beyond them \
+                 may mean nothing"
+            ));
+        }
+        Ok(all)
     }
 
     /// Plans, takes memory and loads the weights.

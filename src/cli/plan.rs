@@ -1,7 +1,5 @@
 //! `strata plan`: what would lie where, before anything is taken.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -9,12 +7,14 @@ use serde::Serialize;
 
 use super::args::{ModelArgs, PromptChunk, prompt_chunk};
 use super::error::CliError;
-use super::open::open_files;
-use super::output::Output;
+use super::open::{is_sheet, open_files};
+use super::output::{Output, note};
+use super::read::{MOST_TEXT_BYTES, read_file};
 use super::wishes::WishArgs;
 use crate::gguf::ModelFiles;
 use crate::plan::{
-    Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, plan as make_plan, read_sheet, render_refusal, render_report, why,
+    Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, RefusalKind, plan as make_plan, read_sheet, render_refusal,
+    render_report, why,
 };
 
 const EXAMPLES: &str = "\
@@ -82,6 +82,7 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let limits = limits(args, &model)?;
     let machine = args.wishes.machine(args.model.as_deref())?;
     let outcome = make_plan(&model, &machine, &limits);
+    let wrong = outcome.as_ref().err().filter(|refusal| refusal.kind == RefusalKind::Invalid);
     let mut out = Output::new();
     match &outcome {
         _ if args.json => {
@@ -92,10 +93,15 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
             None => out.write(&render_report(plan))?,
             Some(row) => out.write(&why(plan, row).ok_or_else(|| no_such_row(plan, row))?)?,
         },
+        Err(refusal) if wrong.is_some() => return Err(CliError::Usage(refusal.message.clone())),
         Err(refusal) => out.write(&render_refusal(refusal))?,
     }
     out.flush()?;
-    if outcome.is_ok() { Ok(()) } else { Err(CliError::RefusedAndTold) }
+    match &outcome {
+        Ok(_) => Ok(()),
+        Err(_) if wrong.is_some() => Err(CliError::WrongAndTold),
+        Err(_) => Err(CliError::RefusedAndTold),
+    }
 }
 
 fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
@@ -106,19 +112,30 @@ fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
     let name = args.model.as_ref().map_or_else(|| "built-in model".to_owned(), |path| path.display().to_string());
     let wrong = |e| CliError::in_file(&name, e);
     let model = PlanModel::from_header(&header).map_err(wrong)?;
-    let companion = |path: &Option<PathBuf>| path.as_deref().map(read_header).transpose();
-    let (draft, vision) = (companion(&args.draft_file)?, companion(&args.vision_file)?);
-    model.with_companions(draft.as_ref(), vision.as_ref()).map_err(wrong)
+    add_companions(args, model)
+}
+
+/// Draft block and vision encoder from files of their own; an error names the file that it is in.
+fn add_companions(args: &PlanArgs, mut model: PlanModel) -> Result<PlanModel, CliError> {
+    let wishes = &args.wishes;
+    for (file, flag, wish) in [(&args.draft_file, "draft", &wishes.draft), (&args.vision_file, "vision", &wishes.vision)] {
+        let Some(path) = file else { continue };
+        let header = read_header(path)?;
+        let added = if flag == "draft" { model.add_draft(&header) } else { model.add_vision(&header) };
+        added.map_err(|e| CliError::in_file(&path.display().to_string(), e))?;
+        if wish.as_deref() != Some("on") {
+            note(format!("note: --{flag}-file makes no difference without --{flag} on"));
+        }
+    }
+    Ok(model)
 }
 
 /// Metadata and tensor table of a GGUF file or of a sheet.
 fn read_header(path: &Path) -> Result<ModelHeader, CliError> {
-    let mut first = [0];
-    let is_sheet = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == *b"{";
-    if !is_sheet {
+    if !is_sheet(path) {
         return Ok(ModelHeader::from(&ModelFiles::open(path)?));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+    let text = read_file(path, MOST_TEXT_BYTES)?;
     read_sheet(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e))
 }
 

@@ -1,6 +1,6 @@
 //! `strata run`: one prompt, one answer.
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 
 use clap::Args;
 use serde::Serialize;
@@ -11,6 +11,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::{Output, note};
+use super::read::read_stdin;
 use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
 use crate::engine::{Finish, GenerateOptions, Generation};
@@ -131,20 +132,16 @@ fn read_prompt(args: &RunArgs) -> Result<String, CliError> {
         None if io::stdin().is_terminal() => {
             return Err(CliError::Usage("no prompt; write one after the flags, in quotes: strata run \"...\"".into()));
         }
-        _ => read_stdin()?,
+        _ => {
+            let text = read_stdin()?;
+            // The line end that a shell's echo adds belongs to nobody.
+            text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
+        }
     };
     if text.is_empty() && !args.raw {
         return Err(CliError::Usage("the prompt is empty".into()));
     }
     Ok(text)
-}
-
-fn read_stdin() -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    io::stdin().lock().read_to_end(&mut bytes).map_err(|e| CliError::io("read", "standard input", e))?;
-    let text = String::from_utf8(bytes).map_err(|_| CliError::Failed("the prompt on standard input is not UTF-8 text".into()))?;
-    // The line end that a shell's echo adds belongs to nobody.
-    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
 }
 
 /// The prompt, and the texts that end its answer besides those the user named.

@@ -14,6 +14,7 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{Keeps, OpenModel, Opening, Stopping};
 use super::output::note;
+use super::read::{MOST_SETTINGS_BYTES, read_file};
 use super::text::{Chat, open_tokenizer};
 use crate::engine::service::{OpenEngine, Opened, Service, ServiceOptions, State};
 use crate::launch::LaunchError;
@@ -268,7 +269,7 @@ impl Reopening {
 fn read_keys(args: &NetworkArgs) -> Result<Vec<String>, CliError> {
     let mut keys = args.api_key.clone();
     if let Some(path) = &args.api_key_file {
-        let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+        let text = read_file(path, MOST_SETTINGS_BYTES)?;
         let before = keys.len();
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {

@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::error::CliError;
 use super::output::note;
+use super::read::{MOST_SETTINGS_BYTES, read_file};
 use crate::plan::{FlagError, Machine, PlanFlags};
 use crate::probe::{Effort, Probe};
 
@@ -89,6 +90,6 @@ impl From<FlagError> for CliError {
 }
 
 pub fn read_machine(path: &Path) -> Result<Machine, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+    let text = read_file(path, MOST_SETTINGS_BYTES)?;
     Machine::from_toml(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e.to_string().trim_end()))
 }

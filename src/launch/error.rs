@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::backend::BackendError;
 use crate::engine::EngineError;
 use crate::model::ModelError;
-use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, Violation};
+use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, RefusalKind, Violation};
 use crate::program::ArenaKind;
 use crate::schedule::ScheduleError;
 
@@ -50,6 +50,11 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// The wishes contradict each other, the model or the machine: whoever made them can mend them.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, LaunchError::Refused(refusal) if refusal.kind == RefusalKind::Invalid)
+    }
+
     /// The model does not fit, or not now: nothing is wrong with the arguments or the file.
     pub fn is_refusal(&self) -> bool {
         match self {

@@ -166,7 +166,9 @@ fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
         if card.shares_host_memory || card.backend == BackendKind::Cpu {
             room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(beyond);
         }
-        shrunk |= beyond > 0;
+        let scratch = built.host_scratch_bytes.saturating_sub(planned.arenas.host_scratch_bytes);
+        room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(scratch);
+        shrunk |= beyond > 0 || scratch > 0;
     }
     shrunk
 }
@@ -232,9 +234,11 @@ fn on_devices(
 fn arenas(plan: &Plan, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
     let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
         let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
-        let scratch = backend.scratch_bytes(stage);
-        let scratch_bytes = scratch.map_err(|e| LaunchError::Engine(EngineError::Backend(e)))?;
-        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, experts_inside: planned.all_held })
+        let failed = |e| LaunchError::Engine(EngineError::Backend(e));
+        let scratch_bytes = backend.scratch_bytes(stage).map_err(failed)?;
+        let host_scratch_bytes = backend.host_scratch_bytes(stage).map_err(failed)?;
+        let experts_inside = planned.all_held;
+        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, host_scratch_bytes, experts_inside })
     });
     arenas.collect()
 }

@@ -138,12 +138,12 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
         return wrong(problem.to_string());
     }
     let bounded = [
-        ("--context", limits.context.unwrap_or(1), rules::MAX_CONTEXT),
-        ("--prefill", limits.prefill.unwrap_or(1), rules::MAX_CHUNK),
-        ("--slots", limits.slots, rules::MAX_SLOTS),
+        ("a context (-c) of", limits.context.unwrap_or(1), rules::MAX_CONTEXT),
+        ("a prompt chunk of", limits.prefill.unwrap_or(1), rules::MAX_CHUNK),
+        ("a number of slots of", limits.slots, rules::MAX_SLOTS),
         ("--draft-window", limits.draft_window, rules::MAX_DRAFT_WINDOW),
         ("--resident-kv", limits.resident_kv.unwrap_or(1), rules::MAX_CONTEXT),
-        ("the prompt of the workload", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
+        ("the prompt of the workload of", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
     ];
     if let Some((flag, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
         return wrong(format!("{flag} {value} is outside 1 to {most}"));
@@ -210,10 +210,11 @@ fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<
     let stricter = |&i: &usize| machine.cards[i].alignment.is_some_and(|a| u64::from(a) > crate::program::ARENA_ALIGN_BYTES);
     if let Some(card) = eligible.iter().find(|i| stricter(i)).map(|&i| &machine.cards[i]) {
         let align = card.alignment.unwrap_or(0);
-        return wrong(format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id));
+        let what = format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id);
+        return Err(Box::new(Refusal::no_device(what)));
     }
     if eligible.is_empty() {
-        return wrong("the machine has no device at all, not even a CPU".into());
+        return Err(Box::new(Refusal::no_device("the machine has no device at all, not even a CPU".into())));
     }
     if limits.layer_split.as_ref().is_some_and(|split| split.len() > eligible.len()) {
         return wrong(format!("--layer-split has more ranges than there are cards ({})", eligible.len()));

@@ -126,6 +126,8 @@ pub struct StageArenas {
     pub work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,
+    /// What its programs take of the host's memory when they are prepared: the scratch of the CPU's threads.
+    pub host_scratch_bytes: u64,
     /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
     pub experts_inside: bool,
 }

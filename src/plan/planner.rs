@@ -159,6 +159,12 @@ impl Plan {
         Some(Unexplained { planned: sheet.used, used: used_bytes, bound, explained: difference <= i128::from(bound) })
     }
 
+    /// Where the experts that stages hold lie, in the words of the user.
+    pub fn place_of_experts(&self) -> &'static str {
+        let cards_of_their_own = self.pools.iter().any(|p| p.pool == rows::Pool::Pinned);
+        if cards_of_their_own { "on cards" } else { "in RAM" }
+    }
+
     pub fn smallest_headroom(&self) -> u64 {
         let cards = self.pools.iter().filter(|p| matches!(p.pool, rows::Pool::Card(_)));
         cards.map(|p| p.free.saturating_sub(p.floor)).min().unwrap_or(0)
@@ -311,6 +317,7 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
             scratch_bytes: bytes.arena(Arena::Scratch),
+            host_scratch_bytes: stage::measured(ctx, s.range).map_or(0, |arenas| arenas.host_scratch_bytes),
             experts_inside: s.option.all_held,
         },
         slot_arena_bytes: own,
@@ -403,6 +410,12 @@ fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[Held
     if found.limited {
         notices
             .push("so many different cards: only their order and its reverse were looked at, with any of them left out".into());
+    }
+    if need.pinned_bytes > 0 {
+        notices.push("pinned RAM is planned, but this version leaves it unpinned; a driver may copy from it more slowly".into());
+    }
+    if need.commit_bytes > 0 {
+        notices.push("Windows commit is planned and checked, but not reserved: other programs can take it meanwhile".into());
     }
     if ctx.context_tokens > ctx.model.trained_context {
         notices.push(format!("the model was trained for {} tokens", ctx.model.trained_context));

@@ -322,6 +322,8 @@ impl<'a> Check<'a> {
             *if shares { &mut sharing } else { &mut device } += arenas + driver;
         }
         self.equal("ram", "memory of cards that share RAM", self.host_bytes(Pool::Ram, Consumer::CardsInRam), sharing);
+        let scratch = self.plan.stages.iter().map(|s| s.arenas.host_scratch_bytes).sum();
+        self.equal("ram", "scratch of the CPU's threads", self.host_bytes(Pool::Ram, Consumer::HostScratch), scratch);
         let pinned: u64 = self.plan.rows.iter().filter(|r| r.pool == Pool::Pinned).map(|r| r.bytes).sum();
         if let Some(limit) = host.pinned_limit {
             self.require("pinned", pinned <= limit.0, || format!("{pinned} bytes are pinned, the limit is {}", limit.0));

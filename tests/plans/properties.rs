@@ -19,7 +19,7 @@ fn check(seed: u64, what: &str, model: &PlanModel, machine: &Machine, limits: &L
     let plan = match decide(model, machine, limits, false) {
         Ok(plan) => plan,
         Err(refusal) => {
-            let named = !refusal.short.is_empty() || refusal.kind == RefusalKind::Invalid;
+            let named = !refusal.short.is_empty() || matches!(refusal.kind, RefusalKind::Invalid | RefusalKind::NoDevice);
             assert!(named, "seed {seed} ({what}): a refusal without a pool: {refusal}");
             return None;
         }

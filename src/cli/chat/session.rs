@@ -12,6 +12,7 @@ use crate::cli::error::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
+use crate::cli::read::{MOST_TEXT_BYTES, read_file};
 use crate::cli::report::Report;
 use crate::cli::text::{Chat, message};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
@@ -81,7 +82,7 @@ impl<'a> Session<'a> {
         let prompt = self.chat.prompt(self.tokenizer, &all, self.thinking)?;
         let context = self.loaded.engine.options().context as usize;
         if prompt.tokens.len() >= context {
-            return Err(CliError::Usage(format!(
+            return Err(CliError::Failed(format!(
                 "the conversation has {} tokens and the context holds {context}; /clear begins a new one, /undo shortens it, \
                  a larger --ctx-size holds more",
                 prompt.tokens.len()
@@ -198,7 +199,7 @@ impl<'a> Session<'a> {
     }
 
     fn load(&mut self, path: &Path) -> Result<(), CliError> {
-        let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+        let text = read_file(path, MOST_TEXT_BYTES)?;
         let wrong = |problem: &str| CliError::in_file(&path.display().to_string(), problem);
         let document: Json = serde_json::from_str(&text).map_err(|e| wrong(&format!("it is not JSON: {e}")))?;
         let messages = document["messages"].as_array().ok_or_else(|| wrong("it holds no list 'messages'"))?;
