@@ -33,7 +33,14 @@ fn a_sheet_of_the_125b_model_is_planned_in_well_under_a_second() {
     for part in ["fits", "cuda:0", "cuda:1", "expert slots", "floor", "Predicted", "Other splits", "RAM"] {
         assert!(ran.out.contains(part), "'{part}' is not in {}", ran.out);
     }
-    assert_eq!(ran.err, "");
+    assert!(!ran.err.contains("error"), "{}", ran.err);
+}
+
+#[test]
+fn what_this_version_cannot_run_is_told_with_the_plan() {
+    let ran = strata(&["plan", "--resident-kv", "256", "-c", "1024"]).ok();
+    assert!(ran.err.contains("cannot run a cache that is partly in RAM yet; leave out --resident-kv"), "{}", ran.err);
+    assert_eq!(strata(&["plan", "--kv", "q4_0"]).ok().err, "");
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::output::{Output, note};
 use super::read::{MOST_TEXT_BYTES, read_file};
 use super::wishes::WishArgs;
 use crate::gguf::ModelFiles;
+use crate::launch::cannot_run_yet;
 use crate::plan::{
     Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, RefusalKind, plan as make_plan, read_sheet, render_refusal,
     render_report, why,
@@ -90,7 +91,12 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
             out.json(&JsonOutcome { fits: plan.is_some(), plan, refusal })?;
         }
         Ok(plan) => match &args.why {
-            None => out.write(&render_report(plan))?,
+            None => {
+                out.write(&render_report(plan))?;
+                if let Some(missing) = cannot_run_yet(plan) {
+                    note(format!("note: {missing}"));
+                }
+            }
             Some(row) => out.write(&why(plan, row).ok_or_else(|| no_such_row(plan, row))?)?,
         },
         Err(refusal) if wrong.is_some() => return Err(CliError::Usage(refusal.message.clone())),

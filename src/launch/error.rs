@@ -4,6 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
+use super::CAPABILITIES;
 use crate::backend::BackendError;
 use crate::engine::EngineError;
 use crate::model::ModelError;
@@ -91,6 +92,14 @@ impl LaunchError {
             other => LaunchError::Engine(other),
         }
     }
+}
+
+/// One sentence on what of a plan this version cannot execute, and what does without; `None` if nothing of it. What a backend
+/// lacks is found out when the plan is run.
+pub fn cannot_run_yet(plan: &Plan) -> Option<String> {
+    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
+    let told = || format!("this version cannot run {} yet; {}", texts(&missing), ways_out(&missing));
+    (!missing.is_empty()).then(told)
 }
 
 /// The refusal without its first word, which the caller says.

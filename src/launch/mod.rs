@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use devices::{Drivers, within_this_pc};
-pub use error::LaunchError;
+pub use error::{LaunchError, cannot_run_yet};
 pub use lock::{CardLock, default_lock_folder};
 pub use settle::{CardReader, Reading, SettlePolicy, Verdict, judge, wait_for_cards};
 

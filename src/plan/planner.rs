@@ -353,6 +353,13 @@ fn predict(ctx: &Context<'_>, best: &Layout, stages: &[SizedStage], sums: &Layou
         decode = stage::window_yield(ctx) * f64::from(ctx.limits.slots) / window;
         terms.push(format!("{:.1} ms a window for experts from disk, if they were as popular as the others", read * 1e3));
     }
+    if let (Some(ngram), Some(reads_per_s)) = (ctx.model.ngram, ctx.host_rates.random_reads_per_s) {
+        let rows = f64::from(ngram.rows_per_token) * f64::from(ctx.limits.decode_rows());
+        terms.push(format!(
+            "up to {:.1} ms more a window while its n-gram rows come from disk and not from RAM",
+            rows / reads_per_s * 1e3
+        ));
+    }
     let kept = ctx.model.dense_bytes()
         + sums.held_bytes.max(need.by[Consumer::RamExperts.index()] + sums.held_bytes).min(ctx.model.experts_bytes());
     let load_s = kept as f64 / (ctx.host_rates.disk_gbs * 1e9);
