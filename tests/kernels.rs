@@ -205,6 +205,71 @@ fn float_formats_on_every_level_agree_with_their_decode() {
     }
 }
 
+/// The products of `tokens`, with the rows of weights in two shares.
+fn product_of(simd: Simd, case: &Case, tokens: Tokens<'_>, scratch: &mut [ScratchBlock]) -> Vec<f32> {
+    let count = tokens.len();
+    let weights = Weights::new(case.format, &case.bytes, case.rows, case.k).unwrap();
+    let mut out = vec![f32::NAN; count * case.rows];
+    for rows in [0..7, 7..case.rows] {
+        let view = OutView::new(&mut out, count, case.rows, case.rows);
+        product(simd, weights, rows, case.acts(), tokens.clone(), view, &mut Scratch::new(scratch));
+    }
+    out
+}
+
+/// Rows within a stretch of additions, with several, and with parts of them.
+fn long_and_short(format: Format) -> &'static [usize] {
+    match format.info().block_len {
+        256 => &[256, 768, 2048, 5376],
+        64 => &[64, 576, 2112],
+        _ => &[32, 160, 640, 2080, 4448],
+    }
+}
+
+#[test]
+fn a_token_has_the_same_bits_alone_and_among_others() {
+    let mut scratch = scratch();
+    for info in FORMATS.iter().filter(|info| !is_float(info.format)) {
+        for (&k, rounding) in long_and_short(info.format).iter().flat_map(|k| BOTH.map(|rounding| (k, rounding))) {
+            let case = Case::new(info.format, 19, k, 70, rounding);
+            for &simd in Simd::available() {
+                let alone: Vec<f32> =
+                    (0..70).flat_map(|token| product_of(simd, &case, Tokens::Rows(token..token + 1), &mut scratch)).collect();
+                for count in [2, 3, 4, 6, 7, 8, 9, 16, 33, 64] {
+                    let found = product_of(simd, &case, Tokens::Rows(5..5 + count), &mut scratch);
+                    let expected = &alone[5 * case.rows..(5 + count) * case.rows];
+                    assert!(found == expected, "{} {simd} {rounding:?}: {count} tokens, rows of {k}", info.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_has_the_same_bits_alone_and_among_others_with_float_weights() {
+    for info in FORMATS.iter().filter(|info| is_float(info.format)) {
+        for k in [1, 37, 160, 576, 1100, 2048] {
+            let case = Case::new(info.format, 23, k, 110, Rounding::Bits15);
+            let weights = Weights::new(info.format, &case.bytes, case.rows, k).unwrap();
+            for &simd in Simd::available() {
+                let products = |first: usize, count: usize| {
+                    let mut out = vec![f32::NAN; count * case.rows];
+                    for rows in [0..7, 7..case.rows] {
+                        let view = OutView::new(&mut out, count, case.rows, case.rows);
+                        product_f32(simd, weights, rows, &case.x[first * k..], k, count, view);
+                    }
+                    out
+                };
+                let alone: Vec<f32> = (0..110).flat_map(|token| products(token, 1)).collect();
+                for count in [2, 3, 4, 6, 7, 8, 9, 33, 96, 110] {
+                    let found = products(0, count);
+                    assert!(found == alone[..count * case.rows], "{} {simd}: {count} tokens, rows of {k}", info.name);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn an_expert_takes_its_tokens_in_the_order_of_the_list() {
     let case = Case::new(Format::IQ3_XXS, 100, 512, 40, Rounding::Bits15);

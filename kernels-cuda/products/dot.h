@@ -67,8 +67,12 @@ DEVICE void finish_product(const Operands& at, const MatArgs& a, u32 row, u32 o,
     if (a.bias_at != NONE) value += w2_floats(at)[a.bias_at + o];
     float* out = (a.out_in_scratch ? scratch_floats(at) : work_floats(at)) + row_at(a.out_at, row, a.out_stride) + o;
     switch (a.epilogue) {
-        case EPILOGUE_SILU: value = silu(value * a.epilogue_scale); break;
-        case EPILOGUE_SIGMOID: value = a.epilogue_factor * sigmoid(value * a.epilogue_scale); break;
+        case EPILOGUE_SILU:
+        case EPILOGUE_SIGMOID: {
+            const float scaled = value * a.epilogue_scale;
+            value = (a.epilogue == EPILOGUE_SILU ? scaled : a.epilogue_factor) / (1.0f + exp_float(-scaled));
+            break;
+        }
         case EPILOGUE_DECAY: value = w2_floats(at)[a.a_at + o] * softplus(value + w2_floats(at)[a.dt_at + o]); break;
         case EPILOGUE_ACCUMULATE: value += *out; break;
         default: break;
@@ -98,7 +102,7 @@ DEVICE InputOf<F> input_pair(const Operands& at, const ExpertArgs& a, Pair p) {
 /// The slot of an expert among those of this launch, or NONE.
 DEVICE u32 slot_of(const Operands& at, const ExpertArgs& a, u32 expert) {
     if (expert >= a.experts) return NONE;
-    const u32 slot = a.table_at == NONE ? expert : reinterpret_cast<const u32*>(at.state)[a.table_at + expert];
+    const u32 slot = a.table_at == NONE ? expert : state_words(at)[a.table_at + expert];
     return slot == NONE || slot - a.first_slot >= a.slots ? NONE : slot - a.first_slot;
 }
 

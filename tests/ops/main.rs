@@ -6,3 +6,4 @@ mod experts;
 mod recurrent;
 mod rig;
 mod rowwise;
+mod windows;

@@ -301,6 +301,13 @@ impl Rig {
         all.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect()
     }
 
+    /// The words of the first `rows` rows of a buffer, for every kind of arithmetic by its name.
+    pub fn all_bits(&mut self, view: View, rows: usize) -> Vec<(String, Vec<u32>)> {
+        let slice = self.stage.programs[0].buffer_slice(view.buffer, rows as u32);
+        let bits = self.read_all("bits", slice);
+        self.groups.iter().map(|group| group.name.clone()).zip(bits).collect()
+    }
+
     /// Whether two buffers hold the same bits on every device.
     pub fn same_bits(&mut self, a: View, b: View, rows: u32) -> bool {
         let slice = |rig: &Rig, view: View| rig.stage.programs[0].buffer_slice(view.buffer, rows);
