@@ -442,6 +442,20 @@ fn found_cards_are_opened_by_their_backend() {
 }
 
 #[test]
+fn a_checkpoint_has_the_bytes_of_its_row() {
+    for (name, split) in [(TRAINED[0], "0-2,3-7"), (RANDOM, "0-1,2-3")] {
+        let limits = Limits { checkpoints: 3, ..wishes(split, KvType::F16) };
+        let mut launched = open(&launch(&model_path(name), equal_cards(2), limits, Mode::Fast, 1)).unwrap();
+        let mut sequence = launched.engine.start().unwrap();
+        launched.engine.feed(&mut sequence, &tokens(20), Want::Nothing, &mut |_, _| ()).unwrap();
+        launched.engine.checkpoint(&mut sequence).unwrap();
+        let one = sequence.checkpoints()[0].bytes() as u64;
+        let planned = launched.plan.row("ram/checkpoints").unwrap().bytes;
+        assert_eq!(planned, 3 * one, "{name}");
+    }
+}
+
+#[test]
 fn decoding_allocates_nothing() {
     for (path, splits) in splits() {
         for (mode, split) in [(Mode::Fast, splits[0]), (Mode::Fast, splits[2]), (Mode::Reference, splits[1])] {

@@ -107,3 +107,8 @@ impl Header {
         }
     }
 }
+
+/// A key of the flagship's family.
+pub fn key(name: &str) -> String {
+    format!("qwen4exp.{name}")
+}

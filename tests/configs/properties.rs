@@ -5,7 +5,7 @@ use strata::engine::OpenOptions;
 use strata::gguf::{Array, Value};
 use strata::quant::Format;
 
-use crate::header::Header;
+use crate::header::{Header, key};
 
 /// Sizes at the edges of what a type holds.
 const EDGES: [u32; 22] = [

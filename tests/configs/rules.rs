@@ -4,17 +4,13 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::engine::{Engine, OpenOptions};
-use strata::gguf::{Array, ModelFiles, Value};
+use strata::engine::Engine;
+use strata::gguf::{ModelFiles, Value};
 use strata::model::Model;
 use strata::quant::Format;
 
 use crate::common::*;
-use crate::header::Header;
-
-fn key(name: &str) -> String {
-    format!("qwen4exp.{name}")
-}
+use crate::header::{Header, key};
 
 #[track_caller]
 fn refused_with(name: &str, value: impl Into<Value>, needles: &[&str]) {
