@@ -79,4 +79,18 @@ DEVICE u32 load_word(const u8* at) {
         return at[0] | static_cast<u32>(at[1]) << 8 | static_cast<u32>(at[2]) << 16 | static_cast<u32>(at[3]) << 24;
     }
 }
+
+struct alignas(8) Words2 {
+    u32 x, y;
+};
+struct alignas(16) Words4 {
+    u32 x, y, z, w;
+};
+
+/// Eight bytes at an address that is a multiple of `ALIGN`.
+template <u32 ALIGN>
+DEVICE Words2 load_words(const u8* at) {
+    if constexpr (ALIGN >= 8) return *reinterpret_cast<const Words2*>(at);
+    else return {load_word<ALIGN>(at), load_word<ALIGN>(at + 4)};
+}
 DEVICE u32 load_half_word(const u8* at) { return *reinterpret_cast<const u16*>(at); }

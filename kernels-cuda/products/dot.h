@@ -19,13 +19,13 @@ constexpr u32 ONES = 0x01010101u;
 /// Eight weights times eight activations; `words` are those of the 32 that they belong to.
 template <class F>
 DEVICE float octet_dot(const Octet& w, const u32* words, u32 part) {
-    const u32 *high = words + 2 * part, *low = high + 8;
-    const int h = dot_bytes(w.q[1], high[1], dot_bytes(w.q[0], high[0], 0));
-    const int l = dot_bytes(w.q[1], low[1], dot_bytes(w.q[0], low[0], 0));
+    const Words2 high = reinterpret_cast<const Words2*>(words)[part], low = reinterpret_cast<const Words2*>(words)[part + 4];
+    const int h = dot_bytes(w.q[1], high.y, dot_bytes(w.q[0], high.x, 0));
+    const int l = dot_bytes(w.q[1], low.y, dot_bytes(w.q[0], low.x, 0));
     float sum = w.scale * static_cast<float>(128 * h + l);
     if constexpr (F::OFFSET) {
-        const int hs = dot_bytes(ONES, high[1], dot_bytes(ONES, high[0], 0));
-        const int ls = dot_bytes(ONES, low[1], dot_bytes(ONES, low[0], 0));
+        const int hs = dot_bytes(ONES, high.y, dot_bytes(ONES, high.x, 0));
+        const int ls = dot_bytes(ONES, low.y, dot_bytes(ONES, low.x, 0));
         sum = fma(w.offset, static_cast<float>(128 * hs + ls), sum);
     }
     return sum * bits_to_float(words[16]);

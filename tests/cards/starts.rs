@@ -14,7 +14,7 @@ use strata::gguf::ModelFiles;
 use strata::launch::{Audience, Launch, LaunchError, Launched, open_planned};
 use strata::model::Model;
 use strata::plan::{KvType, Limits, Machine, Size, parse_layer_split};
-use strata::probe::{Effort, probe_with};
+use strata::probe::{Effort, Probe};
 use strata::schedule::ScheduleError;
 use strata::units::TokenId;
 
@@ -26,7 +26,8 @@ const TWO: &str = "card name=\"card A\" vram=8G context=300M module=20M late=50M
 fn launch(sim: &Sim) -> Launch {
     let finder: &'static dyn Finder = Box::leak(Box::new(sim.finder()));
     let finders: &'static [&'static dyn Finder] = Box::leak(Box::new([finder]));
-    let mut machine: Machine = probe_with(Effort::Read, finders).machine;
+    let probe = Probe { finders, cache: None, ..Probe::new(Effort::Read) };
+    let mut machine: Machine = probe.look().machine;
     // The tests may run anywhere; the cards are what is tried.
     (machine.host.ram_total, machine.host.ram_available) = (Size(16 << 30), Size(12 << 30));
     (machine.host.container_limit, machine.host.container_used) = (None, None);

@@ -228,7 +228,7 @@ impl Bed {
     }
 }
 
-/// The software Vulkan card with each kind of kernels, where there is one.
+/// The software Vulkan card, where there is one: with each kind of matrix kernels, if the program has products.
 fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
     let Some(card) = software_card() else { return vec![] };
     let open = |(name, tuning): &(&str, _)| {
@@ -241,7 +241,9 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
         let devices: Vec<(Box<dyn Backend>, PreparedId)> = vec![(Box::new(backend), id)];
         Group { name: format!("WGSL, {name}"), devices, bound: GPU_BOUND }
     };
-    TUNINGS.iter().map(open).collect()
+    let has_products = |op: &Op| matches!(op, Op::MatMul { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. });
+    let tuned = stage.programs[0].steps.iter().any(|step| has_products(&step.op));
+    TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).map(open).collect()
 }
 
 /// Simulated cards of each kind that CUDA and HIP kernels are made for.

@@ -37,6 +37,10 @@ struct Piece {
 impl Arena {
     pub fn open(gpu: &Gpu, kind: ArenaKind, bytes: u64) -> Result<Arena, BackendError> {
         let no_memory = |reason| BackendError::OutOfMemory { device: gpu.id.clone(), arena: kind, bytes, reason };
+        // Some drivers promise any amount and fail when it is used.
+        if let Some(total) = gpu.total_bytes.filter(|total| bytes > *total) {
+            return Err(no_memory(format!("the card has {total} bytes in all")));
+        }
         let cut_bytes = gpu.target.cut_bytes;
         let overlap_bytes = if kind == ArenaKind::Weights { CUT_OVERLAP_BYTES } else { 0 };
         let mut buffers = vec![];

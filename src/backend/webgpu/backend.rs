@@ -60,6 +60,13 @@ impl WebGpuBackend {
     }
 }
 
+impl WebGpuBackend {
+    /// Gives the device up as if the driver had lost it: for tests of what happens then.
+    pub fn lose(&self) {
+        self.gpu.device.destroy();
+    }
+}
+
 /// What the kernels have no room for.
 fn check_room(stage: &Stage, op: &Op) -> Result<(), String> {
     let within = |what: &str, found: u32, most: u32| {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, PollType, Queue};
 
+use super::memory::vulkan_facts;
 use super::shader::Tuning;
 use crate::backend::gpu::{Activations, Target, Tiles};
 use crate::backend::{BackendError, DeviceFacts};
@@ -37,6 +38,8 @@ pub struct Gpu {
     pub target: Target,
     pub tuning: Tuning,
     health: Arc<Health>,
+    /// All memory that the card has, where the driver says so.
+    pub total_bytes: Option<u64>,
 }
 
 /// A failed call, before it is known what it was for.
@@ -71,7 +74,8 @@ impl Gpu {
             detail: format!("{:?}, {} {}, float32 activations", info.backend, info.driver, info.driver_info),
         };
         let target = target(&limits, &tuning);
-        Ok(Gpu { id: id.into(), device, queue, facts, limits, target, tuning, health })
+        let total_bytes = vulkan_facts(adapter).map(|facts| facts.total_bytes);
+        Ok(Gpu { id: id.into(), device, queue, facts, limits, target, tuning, health, total_bytes })
     }
 
     pub fn rejected(&self, problem: impl Into<String>) -> BackendError {
