@@ -146,10 +146,6 @@ impl HostMemory {
         matches!(self.memory, Place::Pinned(_))
     }
 
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
     pub fn bytes(&self) -> &[u8] {
         match &self.memory {
             // SAFETY: the driver has given `self.bytes` bytes, which `new` has written.
