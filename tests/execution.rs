@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::backend::{ArenaSizes, BackendError, CardUse, FINDERS, Faults, VirtualCard, VirtualFacts};
+use strata::backend::discovery::{Absent, CardOptions, FoundCard, Interface, NamedCard};
+use strata::backend::{ArenaSizes, Backend, BackendError, CardUse, FINDERS, Faults, Finder, VirtualCard, VirtualFacts};
 use strata::engine::{Engine, EngineError, LoadProgress, OpenOptions, Want};
 use strata::gguf::ModelFiles;
 use strata::launch::{Audience, CardLock, Launch, LaunchError, Launched, open_planned};
@@ -21,7 +22,7 @@ use strata::plan::{
     BackendKind, Capability, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, RefusalKind, parse_layer_split,
     plan,
 };
-use strata::probe::{Effort, probe};
+use strata::probe::{Effort, Probe, probe};
 use strata::program::KvFormat;
 use strata::units::TokenId;
 
@@ -188,6 +189,7 @@ fn compare_bytes(path: &Path, split: &str, limits: &Limits) {
         assert!(estimate.0 >= built.0 && estimate.1 >= built.1, "{}: {split}", path.display());
         assert!(!selects || estimate == built, "{}: {split} {limits:?}: {estimate:?} {built:?}", path.display());
         assert_eq!(runner.backend.memory().arenas_bytes, opened.total_bytes());
+        assert_eq!(runner.backend.memory().scratch_bytes, arenas.host_scratch_bytes);
         sum += opened.total_bytes();
     }
     assert_eq!(launch.in_use.bytes(), sum);
@@ -203,6 +205,9 @@ fn opened_bytes_are_planned_bytes() {
             let usual = wishes(split, KvType::F16);
             compare_bytes(&path, split, &usual);
             compare_bytes(&path, split, &Limits { context: Some(CONTEXT + 1), prefill: Some(7), slots: 3, ..usual.clone() });
+            for kv in [KvType::Int8, KvType::K8v4, KvType::Q4_0] {
+                compare_bytes(&path, split, &Limits { kv, ..usual.clone() });
+            }
             compare_bytes(&path, split, &Limits { context: Some(64), prefill: Some(1), kv: KvType::F32, ..usual });
         }
     }
@@ -368,8 +373,6 @@ fn what_cannot_be_run_yet_is_refused_with_a_plain_sentence() {
         assert_eq!(launch.faults.asked(), 0);
     };
     let whole = |kv| wishes("0-7", kv);
-    missing(equal_cards(1), whole(KvType::Int8), Capability::QuantisedKv);
-    missing(equal_cards(1), whole(KvType::Q4_0), Capability::QuantisedKv);
     missing(equal_cards(1), Limits { resident_kv: Some(64), ..whole(KvType::F16) }, Capability::KvSpill);
     let small = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
     missing(cards(&["13 MiB"]), small, Capability::ExpertSlots);
@@ -377,6 +380,79 @@ fn what_cannot_be_run_yet_is_refused_with_a_plain_sentence() {
     cuda.cards[0].backend = BackendKind::Vulkan;
     let error = open(&launch(&path, cuda, whole(KvType::F16), Mode::Fast, 1)).map(drop).unwrap_err();
     assert!(matches!(&error, LaunchError::NotYet { .. } | LaunchError::NoBackend { .. } | LaunchError::Refused(_)), "{error}");
+}
+
+/// A backend whose cards are played by the CPU. Its driver counts them from the far end of the bus.
+struct Played;
+
+impl Finder for Played {
+    fn interface(&self) -> Interface {
+        Interface::Vulkan
+    }
+
+    fn find(&self) -> Result<Vec<FoundCard>, Absent> {
+        let card = |index, place: &str| FoundCard {
+            pci: Some(place.parse().unwrap()),
+            total_bytes: 3 << 30,
+            free_bytes: 3 << 30,
+            ..FoundCard::new(Interface::Vulkan, index, "played")
+        };
+        Ok(vec![card(0, "02:00.0"), card(1, "01:00.0")])
+    }
+
+    fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
+        Some(card.free_bytes)
+    }
+
+    fn open(&self, card: &NamedCard, _options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
+        let cpu = CpuBackend::new(CpuOptions::new(Mode::Fast).with_threads(NonZeroUsize::MIN))?;
+        let facts = VirtualFacts {
+            id: card.id.clone(),
+            name: format!("number {} of the driver", card.card.driver_index),
+            limit_bytes: card.card.free_bytes,
+            max_piece_bytes: u64::MAX,
+            faults: Arc::default(),
+            in_use: Arc::default(),
+        };
+        Ok(Box::new(VirtualCard::new(cpu, facts)))
+    }
+}
+
+#[test]
+fn found_cards_are_opened_by_their_backend() {
+    static FOUND: &[&dyn Finder] = &[&Played];
+    let mut machine = Probe { finders: FOUND, cache: None, ..Probe::new(Effort::Read) }.look().machine;
+    machine.host = equal_cards(1).host;
+    let wish = |id: &str| Limits { context: Some(128), devices: Some(vec![id.into()]), ..Limits::default() };
+    let launch_on = |machine: &Machine, limits: Limits| {
+        let launch = launch(&model_path(TRAINED[0]), machine.clone(), limits, Mode::Fast, 1);
+        open(&Launch { finders: FOUND, ..launch })
+    };
+    let launched = launch_on(&machine, wish("vulkan:0")).unwrap();
+    let device = launched.engine.devices().next().unwrap();
+    assert_eq!((device.id.as_str(), device.name.as_str()), ("vulkan:0", "number 1 of the driver"));
+    assert!(launched.cards.iter().all(|card| card.memory.explained), "{:?}", launched.cards);
+    // What the backend does not promise is refused, and so is a card that is no longer there.
+    let error = launch_on(&machine, Limits { kv: KvType::Int8, ..wish("vulkan:0") }).map(drop).unwrap_err();
+    assert!(matches!(&error, LaunchError::NotYet { missing } if *missing == [Capability::QuantisedKv]), "{error}");
+    let mut moved = machine.clone();
+    moved.cards[0].pci = Some("0000:09:00.0".into());
+    let error = launch_on(&moved, wish("vulkan:0")).map(drop).unwrap_err();
+    assert!(matches!(&error, LaunchError::NoSuchCard { .. }) && error.to_string().contains("vulkan:0"), "{error}");
+}
+
+#[test]
+fn a_checkpoint_has_the_bytes_of_its_row() {
+    for (name, split) in [(TRAINED[0], "0-2,3-7"), (RANDOM, "0-1,2-3")] {
+        let limits = Limits { checkpoints: 3, ..wishes(split, KvType::F16) };
+        let mut launched = open(&launch(&model_path(name), equal_cards(2), limits, Mode::Fast, 1)).unwrap();
+        let mut sequence = launched.engine.start().unwrap();
+        launched.engine.feed(&mut sequence, &tokens(20), Want::Nothing, &mut |_, _| ()).unwrap();
+        launched.engine.checkpoint(&mut sequence).unwrap();
+        let one = sequence.checkpoints()[0].bytes() as u64;
+        let planned = launched.plan.row("ram/checkpoints").unwrap().bytes;
+        assert_eq!(planned, 3 * one, "{name}");
+    }
 }
 
 #[test]

@@ -33,7 +33,14 @@ fn a_sheet_of_the_125b_model_is_planned_in_well_under_a_second() {
     for part in ["fits", "cuda:0", "cuda:1", "expert slots", "floor", "Predicted", "Other splits", "RAM"] {
         assert!(ran.out.contains(part), "'{part}' is not in {}", ran.out);
     }
-    assert_eq!(ran.err, "");
+    assert!(!ran.err.contains("error"), "{}", ran.err);
+}
+
+#[test]
+fn what_this_version_cannot_run_is_told_with_the_plan() {
+    let ran = strata(&["plan", "--resident-kv", "256", "-c", "1024"]).ok();
+    assert!(ran.err.contains("cannot run a cache that is partly in RAM yet; leave out --resident-kv"), "{}", ran.err);
+    assert_eq!(strata(&["plan", "--kv", "q4_0"]).ok().err, "");
 }
 
 #[test]
@@ -53,9 +60,50 @@ fn companions_are_planned_from_files_of_their_own() {
     let files = ["--draft", "on", "--draft-file", &draft, "--vision", "on", "--vision-file", &vision];
     let ran = plan("IQ3_XXS", STORY, &files).ok();
     assert!(ran.out.contains("draft block, experts") && ran.out.contains("vision encoder"), "{}", ran.out);
-    let ran = plan("IQ3_XXS", STORY, &["--vision", "on"]);
-    assert_eq!(ran.code, Some(3));
-    assert!(ran.out.contains("--vision off"), "{}", ran.out);
+    plan("IQ3_XXS", STORY, &["--vision", "on"]).fails(2, &["--vision off"]);
+    // A file that is not used is not silently ignored; an error names the file that it is in.
+    let ran = plan("IQ3_XXS", STORY, &["--draft-file", &draft]).ok();
+    assert!(ran.err.contains("--draft-file") && ran.err.contains("--draft on"), "{}", ran.err);
+    let dense = asset("IQ3_XXS");
+    plan("IQ3_XXS", STORY, &["--vision", "on", "--vision-file", &dense]).fails(1, &[&dense, "not 'clip'"]);
+    strata(&["plan", "-m", rig::path(&fixture("tiny-flash-next-Q8_0.gguf")), "--vision", "on", "--vision-file", &vision])
+        .fails(1, &[&vision, "2560 wide"]);
+    strata(&["plan", "-m", &draft]).fails(1, &[&draft, "--draft-file"]);
+}
+
+#[test]
+fn wrong_wishes_are_wrong_arguments() {
+    for (wishes, word) in [
+        (&["--device", "cuda:9"][..], "cuda:9"),
+        (&["--device", "cuda:0,cuda:0"], "twice"),
+        (&["--slots", "0"], "slots"),
+        (&["--layer-split", "0-9,10-90"], "48 layers"),
+        (&["-c", "4000000000"], "context (-c)"),
+        (&["--draft-window", "0"], "--draft-window"),
+        (&["--checkpoints", "99999"], "--checkpoints"),
+    ] {
+        plan("IQ3_XXS", STORY, wishes).fails(2, &[word]);
+    }
+    let json = plan("IQ3_XXS", STORY, &["--slots", "0", "--json"]);
+    assert_eq!((json.code, json.err.as_str()), (Some(2), ""));
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["refusal"]["kind"], "invalid");
+}
+
+#[test]
+fn only_plan_reads_sheets() {
+    let sheet = asset("IQ3_XXS");
+    for args in
+        [&["run", "-m", &sheet, "x"][..], &["bench", "-m", &sheet], &["inspect", &sheet], &["tokenize", "-m", &sheet, "x"]]
+    {
+        strata(args).fails(1, &["model sheet", "strata plan"]);
+    }
+}
+
+#[test]
+fn on_the_processor_experts_are_in_ram() {
+    let ran = strata(&["plan", "--machine", &machine("laptop-8g-no-gpu-linux")]).ok();
+    assert!(ran.out.contains("experts: 64 of 64 in RAM") && !ran.out.contains("on cards"), "{}", ran.out);
 }
 
 #[test]
@@ -148,9 +196,10 @@ fn a_run_goes_through_the_plan_of_a_machine_file() {
     for part in ["plan: virtual:3: layers 0-2", "plan: virtual:0: layers 3-7", "loaded: virtual:3", "as planned; host"] {
         assert!(ran.err.contains(part), "'{part}' is not in {}", ran.err);
     }
-    run_on_cards(folder.path(), &["--kv", "int8"]).fails(3, &["8 or 4 bits", "--kv f16", "Nothing was loaded"]);
+    assert_eq!(run_on_cards(folder.path(), &["--kv", "int8"]).ok().out, "The capital of France is Paris.\n");
+    run_on_cards(folder.path(), &["--resident-kv", "64"]).fails(3, &["partly in RAM", "--resident-kv", "Nothing was loaded"]);
     run_on_cards(folder.path(), &["--reserve", "1 GiB"]).fails(3, &["short", "--reserve 0", "Nothing was loaded"]);
-    run_on_cards(folder.path(), &["--device", "virtual:7"]).fails(3, &["virtual:7", "virtual:0"]);
+    run_on_cards(folder.path(), &["--device", "virtual:7"]).fails(2, &["virtual:7", "virtual:0"]);
     let real = machine(STORY);
     strata(&["run", "--machine", &real, "x"]).fails(3, &["cuda:", "no backend for CUDA"]);
 }

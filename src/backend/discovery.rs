@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::{Backend, BackendError};
+use crate::program::KvFormat;
 
 /// By which programming interface a card is driven. The order is that of preference where two reach the same card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -249,6 +250,11 @@ pub trait Finder: Sync {
     /// Measures a card; may take a second. What is not measured stays `None` and is assumed by the planner.
     fn measure(&self, _card: &FoundCard) -> CardRates {
         CardRates::default()
+    }
+
+    /// How its cards can cache keys and values.
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        &[KvFormat::F32, KvFormat::F16]
     }
 
     /// A device without memory yet. Its facts carry the id of `card`.

@@ -128,6 +128,14 @@ pub trait Backend: Send {
         Ok(0)
     }
 
+    /// Bytes of the host's memory that [`Backend::prepare`] will take for all programs of a stage.
+    ///
+    /// # Errors
+    /// A step that the device cannot run.
+    fn host_scratch_bytes(&self, _stage: &Arc<Stage>) -> Result<u64, BackendError> {
+        Ok(0)
+    }
+
     /// Takes the arenas and the scratch. The only call that allocates device memory.
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError>;
 

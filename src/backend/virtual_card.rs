@@ -141,6 +141,10 @@ impl Backend for VirtualCard {
         self.inner.supports(stage, op)
     }
 
+    fn host_scratch_bytes(&self, stage: &Arc<Stage>) -> Result<u64, BackendError> {
+        self.inner.host_scratch_bytes(stage).map_err(|e| self.own(e))
+    }
+
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
         for arena in [ArenaKind::Weights, ArenaKind::State, ArenaKind::Work] {
             if sizes.get(arena) > 0 {

@@ -46,9 +46,9 @@ pub struct ComputeArgs {
     /// Threads to compute with [default: one per core]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024), help_heading = "Computing")]
     pub threads: Option<u32>,
-    /// Tokens of a prompt that are read at once (-ub is understood too)
-    #[arg(long, visible_alias = "prefill", value_name = "N", default_value = "512", value_parser = chunk, help_heading = "Computing")]
-    pub ubatch_size: u32,
+    /// Tokens of a prompt that are read at once; 'auto' leaves it to the memory plan (-ub is understood too)
+    #[arg(long, visible_alias = "prefill", value_name = "N", default_value = "auto", value_parser = prompt_chunk, help_heading = "Computing")]
+    pub ubatch_size: PromptChunk,
     /// Type of cached keys and values (-ctk is understood too)
     #[arg(long, alias = "cache-type-k", value_name = "TYPE", value_enum, default_value_t = CacheType::F16, help_heading = "Computing")]
     pub kv: CacheType,
@@ -66,13 +66,14 @@ pub struct ComputeArgs {
     pub wishes: WishArgs,
 }
 
-/// What the CPU reads at once where the plan may choose: more gains nothing there.
-const CPU_CHUNK: u32 = 512;
+/// Tokens of a prompt that are read at once; `None` leaves it to the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptChunk(pub Option<u32>);
 
-fn chunk(text: &str) -> Result<u32, String> {
+pub fn prompt_chunk(text: &str) -> Result<PromptChunk, String> {
     match text.parse() {
-        _ if text == "auto" => Ok(CPU_CHUNK),
-        Ok(n) if (1..=65536).contains(&n) => Ok(n),
+        _ if text == "auto" => Ok(PromptChunk(None)),
+        Ok(n) if (1..=65536).contains(&n) => Ok(PromptChunk(Some(n))),
         _ => Err("a number from 1 to 65536 is needed, or 'auto'".into()),
     }
 }

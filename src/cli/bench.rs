@@ -8,10 +8,10 @@ use serde::Serialize;
 use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, Loaded, OpenModel, Stopping};
+use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::Output;
-use super::report::{MemoryReport, arithmetic, measured_bandwidth, percent, short};
-use crate::engine::{OpenOptions, Want};
+use super::report::{MemoryReport, arithmetic, percent, short};
+use crate::engine::Want;
 use crate::state::Sequence;
 use crate::units::{HumanBytes, TokenId};
 
@@ -117,17 +117,10 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
     };
     let opened = OpenModel::open(&args.model)?;
     let interrupt = Interrupt::install()?;
-    // Before the model takes its memory.
-    let roof = measured_bandwidth();
-    let context = opened.context(None, longest as usize, 256).max(longest.next_multiple_of(256));
-    let options = OpenOptions {
-        context,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
-        ..OpenOptions::default()
-    };
-    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
+    let context = opened.context_of_all(longest as usize)?;
+    let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
+    let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
+    let roof = loaded.memory_gbs;
     let mut bench = Bench { sequence: loaded.engine.start()?, vocab: opened.model.dims().vocab, roof };
     let mut out = Output::new();
     if !args.json {

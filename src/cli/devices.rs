@@ -7,7 +7,7 @@ use clap::Args;
 use super::error::CliError;
 use super::npy::write_whole;
 use super::output::{Output, note};
-use crate::probe::{Effort, probe};
+use crate::probe::{Effort, Probe};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,13 +23,17 @@ pub struct DevicesArgs {
     /// Write a machine file
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Measure the disk on which this file lies, too
+    #[arg(short, long, value_name = "FILE")]
+    model: Option<PathBuf>,
     /// JSON instead of text
     #[arg(long)]
     json: bool,
 }
 
 pub fn devices(args: &DevicesArgs) -> Result<(), CliError> {
-    let probed = probe(Effort::Measure);
+    let probed = Probe::new(Effort::Measure).with_file(args.model.as_deref()).look();
+    probed.notes.iter().for_each(note);
     if let Some(path) = &args.save {
         let text = probed.machine.to_toml().map_err(|e| CliError::Failed(e.to_string()))?;
         write_whole(path, &text)?;

@@ -38,6 +38,9 @@ pub enum CliError {
     /// The model does not fit the machine; the reasons are on standard output.
     #[error("it does not fit")]
     RefusedAndTold,
+    /// The arguments contradict the model or the machine; the reasons are on standard output.
+    #[error("the arguments are wrong")]
+    WrongAndTold,
     #[error("{0}")]
     Failed(String),
     #[error("cannot {action} '{path}': {source}")]
@@ -64,6 +67,8 @@ impl CliError {
         match self {
             CliError::OutputClosed => exit::OK,
             CliError::Usage(_) => exit::USAGE,
+            CliError::WrongAndTold => exit::USAGE,
+            CliError::Launch(error) if error.is_usage() => exit::USAGE,
             CliError::RefusedAndTold => exit::REFUSED,
             CliError::Launch(error) if error.is_refusal() => exit::REFUSED,
             CliError::Interrupted { .. } => exit::INTERRUPTED,
@@ -79,7 +84,10 @@ impl CliError {
 
     /// Whether a line on standard error is due.
     pub fn is_silent(&self) -> bool {
-        matches!(self, CliError::OutputClosed | CliError::RefusedAndTold | CliError::Interrupted { told: true })
+        matches!(
+            self,
+            CliError::OutputClosed | CliError::RefusedAndTold | CliError::WrongAndTold | CliError::Interrupted { told: true }
+        )
     }
 }
 

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use super::args::ModelArgs;
 use super::error::CliError;
+use super::open::open_files;
 use super::output::{Output, columns, printable};
 use crate::engine::OpenOptions;
 use crate::gguf::{Metadata, ModelFiles, TensorInfo, Totals};
@@ -23,7 +25,11 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct InspectArgs {
     /// GGUF file; of a model in several files the first
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "model")]
+    file: Option<PathBuf>,
+    /// The same, as other verbs name it
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    model: Option<PathBuf>,
     /// List every tensor
     #[arg(long)]
     tensors: bool,
@@ -85,7 +91,8 @@ fn trunk_layers(metadata: &Metadata) -> u64 {
 }
 
 pub fn inspect(args: &InspectArgs) -> Result<(), CliError> {
-    let files = ModelFiles::open(&args.file)?;
+    let path = args.file.as_ref().or(args.model.as_ref());
+    let files = open_files(&ModelArgs { model: path.cloned() })?;
     let model = Model::open(&files);
     let mut out = Output::new();
     if args.program {

@@ -9,12 +9,12 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::npy::{NpyMatrix, not_the_model};
-use super::open::{Keeps, Loaded, OpenModel, Stopping};
+use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::note;
 use super::report::{arithmetic, short};
 use super::text::{open_tokenizer, raw_prompt};
 use super::tokens::{parse_tokens, read_tokens};
-use crate::engine::{OpenOptions, Want};
+use crate::engine::Want;
 use crate::program::Element;
 use crate::schedule::{TraceStep, Watch};
 use crate::state::Sequence;
@@ -48,17 +48,20 @@ pub struct LogitsArgs {
     #[arg(short, long, value_name = "OUT.npy")]
     output: PathBuf,
     /// Feed one token at a time, as in decoding
-    #[arg(long, conflicts_with = "chunk")]
+    #[arg(long, conflicts_with_all = ["chunk", "ubatch_size"])]
     step: bool,
-    /// Feed this many tokens at a time
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    chunk: u32,
+    /// Feed this many tokens at a time; the same as --ubatch-size [default: 64]
+    #[arg(long, value_name = "N", conflicts_with = "ubatch_size", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    chunk: Option<u32>,
     /// Run step by step and write every intermediate tensor into this folder (slow and large)
     #[arg(long, value_name = "FOLDER")]
     dump: Option<PathBuf>,
     #[command(flatten)]
     compute: ComputeArgs,
 }
+
+/// All scores of a window are kept at once, so it is smaller than what reads a prompt.
+const USUAL_CHUNK_TOKENS: u32 = 64;
 
 pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
@@ -68,15 +71,15 @@ pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
         return Err(CliError::Usage(format!("token {token} at position {at} is not in the vocabulary of {vocab} tokens")));
     }
     let interrupt = Interrupt::install()?;
-    let rows = if args.step { 1 } else { args.chunk.min(tokens.len() as u32) };
-    let wish = u32::try_from(tokens.len().next_multiple_of(256)).map_err(|_| CliError::Usage("too many tokens".into()))?;
-    let context = opened.context(None, tokens.len(), 256).max(wish);
+    let chunk = if args.step { 1 } else { args.chunk.or(args.compute.ubatch_size.0).unwrap_or(USUAL_CHUNK_TOKENS) };
+    let rows = chunk.min(tokens.len() as u32);
+    let context = opened.context_of_all(tokens.len())?;
     not_the_model(&opened.files, &args.output)?;
-    // Found out before a large model is loaded.
-    let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
+    // Found out before a large model is loaded. The folder first: the output may lie in it.
     let mut dump = args.dump.as_deref().map(Dump::create).transpose()?;
-    let options = OpenOptions { context, prompt_rows: rows, decode_rows: 1, max_outputs: rows, ..OpenOptions::default() };
-    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
+    let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
+    let opening = Opening { prefill: Some(rows), max_outputs: rows, ..Opening::new(context, &args.compute, Stopping::AtOnce) };
+    let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut sequence = loaded.engine.start()?;
     let start = std::time::Instant::now();
     for window in tokens.chunks(rows as usize) {

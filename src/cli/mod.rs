@@ -15,6 +15,7 @@ mod npy;
 mod open;
 mod output;
 mod plan;
+mod read;
 mod report;
 mod run;
 mod serve;
@@ -25,7 +26,7 @@ mod wishes;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use error::{CliError, exit};
 
@@ -94,9 +95,16 @@ impl Verb {
     }
 }
 
+/// Numbers below zero are values, also of flags that do not take them: the error then says what is wrong with the value.
+fn parse(args: impl Iterator<Item = std::ffi::OsString>) -> Result<Cli, clap::Error> {
+    let mut command = Cli::command().mut_subcommands(|verb| verb.allow_negative_numbers(true));
+    let matches = command.try_get_matches_from_mut(args::expand_short_words(args))?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
 /// The whole program: reads the arguments, does the work, reports an error in one line.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse_from(args::expand_short_words(std::env::args_os())) {
+    let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are such "errors" too; a closed output is none.

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::args::ModelArgs;
 use super::error::CliError;
 use super::npy::{not_the_model, write_whole};
+use super::open::open_files;
 use super::output::{Output, note};
-use crate::gguf::ModelFiles;
 use crate::plan::{ModelHeader, write_sheet};
 use crate::units::HumanBytes;
 
@@ -20,15 +21,20 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct ModelSheetArgs {
     /// GGUF file; of a model in several files the first
-    file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "model")]
+    file: Option<PathBuf>,
+    /// The same, as other verbs name it
+    #[arg(short, long, value_name = "FILE", conflicts_with = "file")]
+    model: Option<PathBuf>,
     /// Where to write the sheet [default: standard output]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
 }
 
 pub fn model_sheet(args: &ModelSheetArgs) -> Result<(), CliError> {
-    let files = ModelFiles::open(&args.file)?;
-    let text = write_sheet(&ModelHeader::from(&files)).map_err(|e| CliError::in_file(&files.name(), e))?;
+    let path = args.file.as_ref().or(args.model.as_ref());
+    let files = open_files(&ModelArgs { model: path.cloned() })?;
+    let text = write_sheet(&ModelHeader::from(&*files)).map_err(|e| CliError::in_file(&files.name(), e))?;
     let Some(path) = &args.output else {
         let mut out = Output::new();
         out.write(&text)?;

@@ -1,6 +1,9 @@
 //! Opens a model for a verb: files, plan, devices, memory, weights, with a progress bar.
 
+use std::fs::File;
+use std::io::Read;
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +13,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
+use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
@@ -17,7 +21,6 @@ use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
 use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
-use crate::probe::{Effort, probe};
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -28,15 +31,58 @@ const BUILT_IN_NAME: &str = "built-in tiny-flash-next";
 pub struct OpenModel {
     pub files: Arc<ModelFiles>,
     pub model: Arc<Model>,
+    /// `None` is the built-in model.
+    path: Option<PathBuf>,
+}
+
+/// What a verb needs of the engine; the plan settles everything else.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening {
+    pub context: u32,
+    pub slots: u32,
+    /// Tokens of a prompt that are read at once; `None` leaves it to the plan.
+    pub prefill: Option<u32>,
+    /// Rows of a window for which the kernels of decoding are made.
+    pub decode_rows: u32,
+    /// Rows of a window whose scores are wanted, at most.
+    pub max_outputs: u32,
+    pub keeps: Keeps,
+    pub stopping: Stopping,
+}
+
+impl Opening {
+    /// One conversation that keeps nothing beside its state and wants the scores of one row.
+    pub fn new(context: u32, compute: &ComputeArgs, stopping: Stopping) -> Opening {
+        Opening {
+            context,
+            slots: 1,
+            prefill: compute.ubatch_size.0,
+            decode_rows: 1,
+            max_outputs: 1,
+            keeps: Keeps::default(),
+            stopping,
+        }
+    }
 }
 
 /// The files of the model that the user named, or the built-in one.
 pub fn open_files(args: &ModelArgs) -> Result<Arc<ModelFiles>, CliError> {
     let files = match &args.model {
+        Some(path) if is_sheet(path) => {
+            let problem = "it is a model sheet, which holds no weights; only 'strata plan' reads those";
+            return Err(CliError::in_file(&path.display().to_string(), problem));
+        }
         Some(path) => ModelFiles::open(path)?,
         None => ModelFiles::from_static(BUILT_IN_NAME, BUILT_IN)?,
     };
     Ok(Arc::new(files))
+}
+
+/// Whether a file begins as model sheets do, and no GGUF does.
+pub fn is_sheet(path: &Path) -> bool {
+    let mut first = [0];
+    // A pipe is left as it is: what is read of it is gone.
+    path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == *b"{"
 }
 
 impl OpenModel {
@@ -46,7 +92,7 @@ impl OpenModel {
         for warning in &model.warnings {
             note(format!("warning: {}: {warning}", files.name()));
         }
-        Ok(OpenModel { files, model: Arc::new(model) })
+        Ok(OpenModel { files, model: Arc::new(model), path: args.model.clone() })
     }
 
     /// Tokens that the sequence shall hold. `wish` is the user's `--ctx-size`; without it, `needed` tokens, at least
@@ -71,33 +117,46 @@ impl OpenModel {
         }
     }
 
+    /// Tokens for a sequence that must hold `needed`, whatever the model was trained for; beyond that with a warning.
+    pub fn context_of_all(&self, needed: usize) -> Result<u32, CliError> {
+        let trained = self.model.dims().context.max(1);
+        let all = u32::try_from(needed.next_multiple_of(CONTEXT_STEP));
+        let all = all.map_err(|_| CliError::Usage(format!("{needed} tokens are more than any context holds")))?;
+        if needed > trained as usize {
+            note(format!(
+                "warning: {needed} tokens are more than the {trained} that the model was trained for; what it says beyond them \
+                 may mean nothing"
+            ));
+        }
+        Ok(all)
+    }
+
     /// Plans, takes memory and loads the weights.
-    pub fn load(
-        &self,
-        compute: &ComputeArgs,
-        options: OpenOptions,
-        keeps: Keeps,
-        interrupt: &Interrupt,
-        stopping: Stopping,
-    ) -> Result<Loaded, CliError> {
+    pub fn load(&self, compute: &ComputeArgs, opening: Opening, interrupt: &Interrupt) -> Result<Loaded, CliError> {
         let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
         let rounding = if compute.activation_bits == "8" { Rounding::Bits8 } else { Rounding::Bits15 };
         let mut cpu = CpuOptions { rounding, ..CpuOptions::new(mode).with_threads(threads) };
-        if stopping == Stopping::AtOnce {
+        if opening.stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let here = probe(Effort::Read).machine;
+        let here = this_pc(self.path.as_deref());
+        let memory_gbs = here.host.ram_read_gbs;
         let machine = match &compute.wishes.machine {
-            Some(_) => within_this_pc(compute.wishes.machine()?, &here),
+            Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here,
         };
         let launch = Launch {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
             machine,
-            limits: limits(compute, &options, keeps)?,
-            options: OpenOptions { cancel: interrupt.flag(), ..options },
+            limits: limits(compute, &opening)?,
+            options: OpenOptions {
+                decode_rows: opening.decode_rows,
+                max_outputs: opening.max_outputs,
+                cancel: interrupt.flag(),
+                ..OpenOptions::default()
+            },
             cpu,
             locks: Some(default_lock_folder()),
             finders: FINDERS,
@@ -116,19 +175,20 @@ impl OpenModel {
         if !compute.quiet {
             note(loaded_line(&launched));
         }
-        Ok(Loaded { engine: launched.engine, plan: launched.plan, threads: threads.get(), load_time: start.elapsed() })
+        let Launched { engine, plan, .. } = launched;
+        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
 }
 
 /// What the plan must heed: the verb's own numbers and the user's wishes.
-fn limits(compute: &ComputeArgs, options: &OpenOptions, keeps: Keeps) -> Result<Limits, CliError> {
+fn limits(compute: &ComputeArgs, opening: &Opening) -> Result<Limits, CliError> {
     let flags = PlanFlags {
-        context: Some(options.context),
-        prefill: Some(options.prompt_rows),
-        slots: Some(options.slots),
+        context: Some(opening.context),
+        prefill: opening.prefill.map(|rows| rows.min(opening.context.max(1))),
+        slots: Some(opening.slots),
         ..compute.wishes.flags()
     };
-    let Keeps { checkpoints, cache_ram } = keeps;
+    let Keeps { checkpoints, cache_ram } = opening.keeps;
     Ok(Limits { kv: compute.kv.planned(), checkpoints, cache_ram, ..Limits::from_flags(&flags)? })
 }
 
@@ -207,6 +267,8 @@ pub struct Loaded {
     pub plan: Plan,
     pub threads: usize,
     pub load_time: Duration,
+    /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.
+    pub memory_gbs: Option<f64>,
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

@@ -1,20 +1,21 @@
 //! `strata plan`: what would lie where, before anything is taken.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
 
-use super::args::ModelArgs;
+use super::args::{ModelArgs, PromptChunk, prompt_chunk};
 use super::error::CliError;
-use super::open::open_files;
-use super::output::Output;
+use super::open::{is_sheet, open_files};
+use super::output::{Output, note};
+use super::read::{MOST_TEXT_BYTES, read_file};
 use super::wishes::WishArgs;
 use crate::gguf::ModelFiles;
+use crate::launch::cannot_run_yet;
 use crate::plan::{
-    Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, plan as make_plan, read_sheet, render_refusal, render_report, why,
+    Limits, ModelHeader, Plan, PlanFlags, PlanModel, Refusal, RefusalKind, plan as make_plan, read_sheet, render_refusal,
+    render_report, why,
 };
 
 const EXAMPLES: &str = "\
@@ -39,9 +40,9 @@ pub struct PlanArgs {
     /// Type of cached keys and values: f32, f16, int8, k8v4, q4_0 [default: f16]
     #[arg(long, value_name = "TYPE")]
     kv: Option<String>,
-    /// Tokens of a prompt that are read at once [default: auto]
-    #[arg(long, visible_alias = "ubatch-size", value_name = "N", value_parser = prompt_chunk)]
-    prefill: Option<PromptChunk>,
+    /// Tokens of a prompt that are read at once; 'auto' leaves it to the plan
+    #[arg(long, visible_alias = "ubatch-size", value_name = "N", default_value = "auto", value_parser = prompt_chunk)]
+    prefill: PromptChunk,
     /// Conversations at the same time [default: 1]
     #[arg(long, visible_alias = "parallel", value_name = "N")]
     slots: Option<u32>,
@@ -67,17 +68,6 @@ pub struct PlanArgs {
     wishes: WishArgs,
 }
 
-/// `None` leaves the size to the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct PromptChunk(Option<u32>);
-
-fn prompt_chunk(text: &str) -> Result<PromptChunk, String> {
-    if text == "auto" {
-        return Ok(PromptChunk(None));
-    }
-    text.parse().map(|n| PromptChunk(Some(n))).map_err(|_| "a number or 'auto' is needed".into())
-}
-
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
 struct JsonOutcome<'a> {
@@ -91,8 +81,9 @@ struct JsonOutcome<'a> {
 pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
     let model = plan_model(args)?;
     let limits = limits(args, &model)?;
-    let machine = args.wishes.machine()?;
+    let machine = args.wishes.machine(args.model.as_deref())?;
     let outcome = make_plan(&model, &machine, &limits);
+    let wrong = outcome.as_ref().err().filter(|refusal| refusal.kind == RefusalKind::Invalid);
     let mut out = Output::new();
     match &outcome {
         _ if args.json => {
@@ -100,13 +91,23 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
             out.json(&JsonOutcome { fits: plan.is_some(), plan, refusal })?;
         }
         Ok(plan) => match &args.why {
-            None => out.write(&render_report(plan))?,
+            None => {
+                out.write(&render_report(plan))?;
+                if let Some(missing) = cannot_run_yet(plan) {
+                    note(format!("note: {missing}"));
+                }
+            }
             Some(row) => out.write(&why(plan, row).ok_or_else(|| no_such_row(plan, row))?)?,
         },
+        Err(refusal) if wrong.is_some() => return Err(CliError::Usage(refusal.message.clone())),
         Err(refusal) => out.write(&render_refusal(refusal))?,
     }
     out.flush()?;
-    if outcome.is_ok() { Ok(()) } else { Err(CliError::RefusedAndTold) }
+    match &outcome {
+        Ok(_) => Ok(()),
+        Err(_) if wrong.is_some() => Err(CliError::WrongAndTold),
+        Err(_) => Err(CliError::RefusedAndTold),
+    }
 }
 
 fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
@@ -117,19 +118,30 @@ fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
     let name = args.model.as_ref().map_or_else(|| "built-in model".to_owned(), |path| path.display().to_string());
     let wrong = |e| CliError::in_file(&name, e);
     let model = PlanModel::from_header(&header).map_err(wrong)?;
-    let companion = |path: &Option<PathBuf>| path.as_deref().map(read_header).transpose();
-    let (draft, vision) = (companion(&args.draft_file)?, companion(&args.vision_file)?);
-    model.with_companions(draft.as_ref(), vision.as_ref()).map_err(wrong)
+    add_companions(args, model)
+}
+
+/// Draft block and vision encoder from files of their own; an error names the file that it is in.
+fn add_companions(args: &PlanArgs, mut model: PlanModel) -> Result<PlanModel, CliError> {
+    let wishes = &args.wishes;
+    for (file, flag, wish) in [(&args.draft_file, "draft", &wishes.draft), (&args.vision_file, "vision", &wishes.vision)] {
+        let Some(path) = file else { continue };
+        let header = read_header(path)?;
+        let added = if flag == "draft" { model.add_draft(&header) } else { model.add_vision(&header) };
+        added.map_err(|e| CliError::in_file(&path.display().to_string(), e))?;
+        if wish.as_deref() != Some("on") {
+            note(format!("note: --{flag}-file makes no difference without --{flag} on"));
+        }
+    }
+    Ok(model)
 }
 
 /// Metadata and tensor table of a GGUF file or of a sheet.
 fn read_header(path: &Path) -> Result<ModelHeader, CliError> {
-    let mut first = [0];
-    let is_sheet = File::open(path).and_then(|mut file| file.read_exact(&mut first)).is_ok() && first == *b"{";
-    if !is_sheet {
+    if !is_sheet(path) {
         return Ok(ModelHeader::from(&ModelFiles::open(path)?));
     }
-    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+    let text = read_file(path, MOST_TEXT_BYTES)?;
     read_sheet(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e))
 }
 
@@ -137,7 +149,7 @@ fn limits(args: &PlanArgs, model: &PlanModel) -> Result<Limits, CliError> {
     let flags = PlanFlags {
         context: args.context.map(|tokens| if tokens == 0 { model.trained_context } else { tokens }),
         kv: args.kv.clone(),
-        prefill: args.prefill.and_then(|chunk| chunk.0),
+        prefill: args.prefill.0,
         slots: args.slots,
         checkpoints: args.checkpoints,
         cache_ram: args.cache_ram.clone(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::open::Loaded;
-use crate::engine::{GenerationStats, MemoryUse, measure_read_bandwidth, physical_cores, process_memory};
+use crate::engine::{GenerationStats, MemoryUse, process_memory};
 use crate::units::HumanBytes;
 
 /// Speed and memory of a run.
@@ -24,7 +24,7 @@ pub struct Report {
     pub decode_tokens_per_second: Option<f64>,
     /// Bytes of weights and state read a second while decoding, in 10^9.
     pub decode_gb_per_second: Option<f64>,
-    /// What this machine's memory gives, in 10^9 bytes a second.
+    /// What this machine's memory gives (measured once), in 10^9 bytes a second.
     pub memory_gb_per_second: Option<f64>,
     pub memory: MemoryReport,
 }
@@ -61,7 +61,6 @@ impl MemoryReport {
 }
 
 impl Report {
-    /// Everything but the machine's bandwidth, which [`Report::with_bandwidth`] adds.
     pub fn new(loaded: &Loaded, stats: &GenerationStats) -> Report {
         let seconds = |time: Duration| time.as_secs_f64();
         let engine = &loaded.engine;
@@ -77,13 +76,9 @@ impl Report {
             decode_seconds: seconds(stats.decode_time),
             decode_tokens_per_second: stats.decode_rate(),
             decode_gb_per_second: stats.decode_bytes_per_second(engine).map(|b| b / 1e9),
-            memory_gb_per_second: None,
+            memory_gb_per_second: loaded.memory_gbs,
             memory: MemoryReport::now(engine.memory()),
         }
-    }
-
-    pub fn with_bandwidth(self, gb_per_second: Option<f64>) -> Report {
-        Report { memory_gb_per_second: gb_per_second, ..self }
     }
 
     /// The line that ends a run.
@@ -128,11 +123,6 @@ pub fn short(value: f64) -> String {
 
 pub fn arithmetic(loaded: &Loaded) -> String {
     loaded.engine.devices().map(|d| format!("{}: {}", d.id, d.detail)).collect::<Vec<_>>().join("; ")
-}
-
-/// 10^9 bytes a second that this machine's memory gives to all cores.
-pub fn measured_bandwidth() -> Option<f64> {
-    measure_read_bandwidth(physical_cores().get()).map(|bytes| bytes / 1e9)
 }
 
 #[cfg(test)]

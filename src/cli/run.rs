@@ -1,6 +1,6 @@
 //! `strata run`: one prompt, one answer.
 
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 
 use clap::Args;
 use serde::Serialize;
@@ -9,11 +9,12 @@ use super::answer::{Answer, Show, generate_error};
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, Loaded, OpenModel, Stopping};
+use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::{Output, note};
-use super::report::{Report, measured_bandwidth};
+use super::read::read_stdin;
+use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
-use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
+use crate::engine::{Finish, GenerateOptions, Generation};
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
@@ -90,23 +91,14 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             opened.model.dims().context,
         )));
     }
-    let options = OpenOptions {
-        context,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
-        ..OpenOptions::default()
-    };
-    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
+    let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
+    let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
-    // The weights go first, so that measuring does not add to the memory that the run takes.
-    drop(loaded);
     let stopped = finish == Finish::Interrupted;
-    let report = report.with_bandwidth(if stopped { None } else { measured_bandwidth() });
     if args.json {
         Output::new().json(&JsonAnswer {
             model: &opened.model.name,
@@ -140,20 +132,16 @@ fn read_prompt(args: &RunArgs) -> Result<String, CliError> {
         None if io::stdin().is_terminal() => {
             return Err(CliError::Usage("no prompt; write one after the flags, in quotes: strata run \"...\"".into()));
         }
-        _ => read_stdin()?,
+        _ => {
+            let text = read_stdin()?;
+            // The line end that a shell's echo adds belongs to nobody.
+            text.strip_suffix('\n').map(str::to_owned).unwrap_or(text)
+        }
     };
     if text.is_empty() && !args.raw {
         return Err(CliError::Usage("the prompt is empty".into()));
     }
     Ok(text)
-}
-
-fn read_stdin() -> Result<String, CliError> {
-    let mut bytes = Vec::new();
-    io::stdin().lock().read_to_end(&mut bytes).map_err(|e| CliError::io("read", "standard input", e))?;
-    let text = String::from_utf8(bytes).map_err(|_| CliError::Failed("the prompt on standard input is not UTF-8 text".into()))?;
-    // The line end that a shell's echo adds belongs to nobody.
-    Ok(text.strip_suffix('\n').map(str::to_owned).unwrap_or(text))
 }
 
 /// The prompt, and the texts that end its answer besides those the user named.

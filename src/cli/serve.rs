@@ -12,10 +12,10 @@ use serde_json::json;
 use super::args::{ComputeArgs, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, OpenModel, Stopping};
+use super::open::{Keeps, OpenModel, Opening, Stopping};
 use super::output::note;
+use super::read::{MOST_SETTINGS_BYTES, read_file};
 use super::text::{Chat, open_tokenizer};
-use crate::engine::OpenOptions;
 use crate::engine::service::{OpenEngine, Opened, Service, ServiceOptions, State};
 use crate::launch::LaunchError;
 use crate::plan::{RefusalKind, Size};
@@ -154,13 +154,8 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         parked_bytes: usize::try_from(keeps.cache_ram).unwrap_or(usize::MAX),
         ..ServiceOptions::default()
     };
-    let reopening = Reopening {
-        opened,
-        compute: args.compute.clone(),
-        options: engine_options(args, context),
-        keeps,
-        interrupt: interrupt.clone(),
-    };
+    let reopening =
+        Reopening { opened, compute: args.compute.clone(), opening: opening(args, context, keeps), interrupt: interrupt.clone() };
     let service = Service::start(Arc::clone(&tokenizer), reopening.handing_out(first), service_options);
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
@@ -214,15 +209,15 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
 /// Rows of a decode window for which the kernels of decoding are made; more answers take several windows.
 const JOINT_ROWS: u32 = 8;
 
-fn engine_options(args: &ServeArgs, context: u32) -> OpenOptions {
-    OpenOptions {
-        context,
+fn opening(args: &ServeArgs, context: u32, keeps: Keeps) -> Opening {
+    // Answers are computed together.
+    let joint_rows = args.service.parallel.min(JOINT_ROWS);
+    Opening {
         slots: args.service.parallel,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        // Answers are computed together.
-        decode_rows: args.service.parallel.min(JOINT_ROWS),
-        max_outputs: args.service.parallel.min(JOINT_ROWS),
-        ..OpenOptions::default()
+        decode_rows: joint_rows,
+        max_outputs: joint_rows,
+        keeps,
+        ..Opening::new(context, &args.compute, Stopping::BetweenWindows)
     }
 }
 
@@ -234,7 +229,7 @@ fn open_first(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &In
     let checkpoints = args.service.parallel * args.service.checkpoints;
     let open = |cache_ram: Size| {
         let keeps = Keeps { checkpoints, cache_ram: cache_ram.0 };
-        let loaded = opened.load(&args.compute, engine_options(args, context), keeps, interrupt, Stopping::BetweenWindows)?;
+        let loaded = opened.load(&args.compute, opening(args, context, keeps), interrupt)?;
         Ok((Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }, keeps))
     };
     match open(args.service.cache_ram.unwrap_or(USUAL_CACHE_RAM)) {
@@ -253,8 +248,7 @@ fn open_first(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &In
 struct Reopening {
     opened: Arc<OpenModel>,
     compute: ComputeArgs,
-    options: OpenOptions,
-    keeps: Keeps,
+    opening: Opening,
     interrupt: Interrupt,
 }
 
@@ -266,8 +260,8 @@ impl Reopening {
             if let Some(engine) = first.take() {
                 return Ok(engine);
             }
-            let Reopening { opened, compute, options, keeps, interrupt } = &self;
-            let loaded = opened.load(compute, options.clone(), *keeps, interrupt, Stopping::BetweenWindows);
+            let Reopening { opened, compute, opening, interrupt } = &self;
+            let loaded = opened.load(compute, *opening, interrupt);
             loaded.map(|loaded| Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }).map_err(|e| e.to_string())
         })
     }
@@ -276,7 +270,7 @@ impl Reopening {
 fn read_keys(args: &NetworkArgs) -> Result<Vec<String>, CliError> {
     let mut keys = args.api_key.clone();
     if let Some(path) = &args.api_key_file {
-        let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+        let text = read_file(path, MOST_SETTINGS_BYTES)?;
         let before = keys.len();
         keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
         if keys.len() == before {
@@ -313,7 +307,7 @@ fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>, stops: Vec<S
         "parallel": args.service.parallel,
         "queue": args.service.queue,
         "checkpoints": args.service.checkpoints,
-        "ubatch_size": args.compute.ubatch_size,
+        "ubatch_size": args.compute.ubatch_size.0.map_or_else(|| json!("auto"), |rows| json!(rows)),
         "threads": args.compute.threads,
         "reference": args.compute.reference,
         "thinking": thinking,

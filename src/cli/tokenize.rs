@@ -1,7 +1,5 @@
 //! `strata tokenize`: text to tokens and back.
 
-use std::io::{self, Read};
-
 use clap::Args;
 use serde::Serialize;
 
@@ -9,6 +7,7 @@ use super::args::{ModelArgs, TemplateArgs};
 use super::error::CliError;
 use super::open::open_files;
 use super::output::Output;
+use super::read::read_stdin;
 use super::text::{Chat, first_messages, open_tokenizer};
 use super::tokens::parse_tokens;
 use crate::tokenizer::{ShowSpecial, Special, Tokenizer};
@@ -65,6 +64,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), CliError> {
     let mut out = Output::new();
     if let Some(ids) = &args.ids {
         let ids = parse_tokens("--ids", ids)?;
+        let vocab = tokenizer.vocab_len();
+        if let Some(id) = ids.iter().find(|id| id.index() >= vocab) {
+            return Err(CliError::Usage(format!("--ids: token {id} is not in the vocabulary of {vocab} tokens")));
+        }
         let text = tokenizer.decode(&ids, ShowSpecial::Yes).map_err(failed)?;
         match args.json {
             true => out.json(&JsonTokens { text: &text, tokens: pieces(&tokenizer, &ids) })?,
@@ -106,7 +109,5 @@ fn read_text(args: &TokenizeArgs) -> Result<String, CliError> {
     if let Some(text) = args.text.as_deref().filter(|text| *text != "-") {
         return Ok(text.to_owned());
     }
-    let mut text = String::new();
-    io::stdin().lock().read_to_string(&mut text).map_err(|e| CliError::io("read", "standard input", e))?;
-    Ok(text)
+    read_stdin()
 }

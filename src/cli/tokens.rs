@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::error::CliError;
+use super::read::{MOST_TEXT_BYTES, read_file};
 use crate::units::TokenId;
 
 /// Reads `1,2,3`, also with blanks, line ends or the brackets of a JSON list. `origin` is named in errors.
@@ -28,8 +29,7 @@ pub fn parse_tokens(origin: &str, text: &str) -> Result<Vec<TokenId>, CliError> 
 
 /// The same from a file.
 pub fn read_tokens(path: &Path) -> Result<Vec<TokenId>, CliError> {
-    let bytes = std::fs::read(path).map_err(|e| CliError::io("read", path, e))?;
-    parse_tokens(&format!("'{}'", path.display()), &String::from_utf8_lossy(&bytes))
+    parse_tokens(&format!("'{}'", path.display()), &read_file(path, MOST_TEXT_BYTES)?)
 }
 
 #[cfg(test)]

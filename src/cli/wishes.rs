@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::error::CliError;
+use super::output::note;
+use super::read::{MOST_SETTINGS_BYTES, read_file};
 use crate::plan::{FlagError, Machine, PlanFlags};
-use crate::probe::{Effort, probe};
+use crate::probe::{Effort, Probe};
 
 /// Where things shall lie. Everything is optional: the plan chooses.
 #[derive(Debug, Clone, Default, Args)]
@@ -68,10 +70,17 @@ impl WishArgs {
         }
     }
 
-    /// The PC of the machine file, or this one.
-    pub fn machine(&self) -> Result<Machine, CliError> {
-        self.machine.as_deref().map_or_else(|| Ok(probe(Effort::Read).machine), read_machine)
+    /// The PC of the machine file, or this one with the disk that the model lies on.
+    pub fn machine(&self, model: Option<&Path>) -> Result<Machine, CliError> {
+        self.machine.as_deref().map_or_else(|| Ok(this_pc(model)), read_machine)
     }
+}
+
+/// This PC, with what was measured of it; what never was is measured now.
+pub fn this_pc(model: Option<&Path>) -> Machine {
+    let probed = Probe::new(Effort::Known).with_file(model).look();
+    probed.notes.iter().for_each(note);
+    probed.machine
 }
 
 impl From<FlagError> for CliError {
@@ -80,7 +89,7 @@ impl From<FlagError> for CliError {
     }
 }
 
-fn read_machine(path: &Path) -> Result<Machine, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+pub fn read_machine(path: &Path) -> Result<Machine, CliError> {
+    let text = read_file(path, MOST_SETTINGS_BYTES)?;
     Machine::from_toml(&text).map_err(|e| CliError::in_file(&path.display().to_string(), e.to_string().trim_end()))
 }

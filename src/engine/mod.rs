@@ -1,6 +1,5 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
-mod bandwidth;
 mod generate;
 mod joint;
 mod load;
@@ -15,7 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
-pub use bandwidth::measure_read_bandwidth;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, load_bytes, load_stage};
 pub use park::Parked;

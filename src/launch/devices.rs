@@ -10,6 +10,7 @@ use crate::backend::{Backend, CardUse, Faults, Finder, VirtualCard, VirtualFacts
 use crate::engine::EngineError;
 use crate::plan::{BackendKind, Card, Machine};
 use crate::probe::interface_of;
+use crate::program::KvFormat;
 
 type Opened = Result<Box<dyn Backend>, LaunchError>;
 type Open = fn(&Opener<'_>, &Card) -> Opened;
@@ -93,6 +94,11 @@ impl Drivers {
     /// Whether this version can drive cards of the kind at all.
     pub fn can_drive(&self, kind: BackendKind) -> bool {
         interface_of(kind).is_none() || self.finder(kind).is_some()
+    }
+
+    /// Whether cards of the kind can cache keys and values so. The CPU, and cards that it plays, can do all.
+    pub fn can_cache(&self, kind: BackendKind, format: KvFormat) -> bool {
+        interface_of(kind).is_none() || self.finder(kind).is_some_and(|finder| finder.kv_formats().contains(&format))
     }
 
     fn finder(&self, kind: BackendKind) -> Option<&'static dyn Finder> {

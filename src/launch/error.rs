@@ -4,10 +4,11 @@ use std::io;
 
 use thiserror::Error;
 
+use super::CAPABILITIES;
 use crate::backend::BackendError;
 use crate::engine::EngineError;
 use crate::model::ModelError;
-use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, Violation};
+use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, RefusalKind, Violation};
 use crate::program::ArenaKind;
 use crate::schedule::ScheduleError;
 
@@ -50,6 +51,11 @@ pub enum LaunchError {
 }
 
 impl LaunchError {
+    /// The wishes contradict each other, the model or the machine: whoever made them can mend them.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, LaunchError::Refused(refusal) if refusal.kind == RefusalKind::Invalid)
+    }
+
     /// The model does not fit, or not now: nothing is wrong with the arguments or the file.
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -86,6 +92,14 @@ impl LaunchError {
             other => LaunchError::Engine(other),
         }
     }
+}
+
+/// One sentence on what of a plan this version cannot execute, and what does without; `None` if nothing of it. What a backend
+/// lacks is found out when the plan is run.
+pub fn cannot_run_yet(plan: &Plan) -> Option<String> {
+    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
+    let told = || format!("this version cannot run {} yet; {}", texts(&missing), ways_out(&missing));
+    (!missing.is_empty()).then(told)
 }
 
 /// The refusal without its first word, which the caller says.

@@ -1,11 +1,11 @@
 //! One lock file a card: two programs that both read the same free memory would both plan to use it.
 
-use std::env;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use super::LaunchError;
 use crate::plan::Card;
+use crate::probe::runtime_folder;
 
 /// A card that is ours. The lock is the system's, so it ends with the process, however that ends.
 #[derive(Debug)]
@@ -56,16 +56,7 @@ fn file_name(card: &Card) -> String {
 
 /// A folder of this user that all sessions share and that need not survive a restart.
 pub fn default_lock_folder() -> PathBuf {
-    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let of_home = |path: &str| variable("HOME").map(|home| home.join(path));
-    let folder = if cfg!(windows) {
-        variable("LOCALAPPDATA")
-    } else if cfg!(target_os = "macos") {
-        of_home("Library/Caches")
-    } else {
-        variable("XDG_RUNTIME_DIR").or_else(|| variable("XDG_CACHE_HOME")).or_else(|| of_home(".cache"))
-    };
-    folder.unwrap_or_else(env::temp_dir).join("strata").join("cards")
+    runtime_folder().join("cards")
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use devices::{Drivers, within_this_pc};
-pub use error::LaunchError;
+pub use error::{LaunchError, cannot_run_yet};
 pub use lock::{CardLock, default_lock_folder};
 pub use settle::{CardReader, Reading, SettlePolicy, Verdict, judge, wait_for_cards};
 
@@ -26,10 +26,10 @@ use crate::plan::{
     BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
     verify,
 };
-use crate::program::{KvFormat, Stage};
+use crate::program::Stage;
 
 /// What the engine of this version can execute of what the planner can plan.
-pub const CAPABILITIES: [Capability; 2] = [Capability::SeveralStages, Capability::Checkpoints];
+pub const CAPABILITIES: [Capability; 3] = [Capability::SeveralStages, Capability::Checkpoints, Capability::QuantisedKv];
 
 /// What shall be opened, and how.
 #[derive(Clone)]
@@ -166,7 +166,9 @@ fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
         if card.shares_host_memory || card.backend == BackendKind::Cpu {
             room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(beyond);
         }
-        shrunk |= beyond > 0;
+        let scratch = built.host_scratch_bytes.saturating_sub(planned.arenas.host_scratch_bytes);
+        room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(scratch);
+        shrunk |= beyond > 0 || scratch > 0;
     }
     shrunk
 }
@@ -179,15 +181,17 @@ fn refused(mut refusal: Box<Refusal>) -> LaunchError {
 
 /// Refuses what can be planned but not yet be executed.
 fn check_capabilities(plan: &Plan, machine: &Machine, drivers: &Drivers) -> Result<(), LaunchError> {
-    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
-    if !missing.is_empty() {
-        return Err(LaunchError::NotYet { missing });
+    let cards = || plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
+    if let Some(card) = cards().find(|card| !drivers.can_drive(card.backend)) {
+        return Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend });
     }
-    let cards = plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
-    match cards.into_iter().find(|card| !drivers.can_drive(card.backend)) {
-        Some(card) => Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend }),
-        None => Ok(()),
-    }
+    let kv = plan.settings.kv.format();
+    let can = |need: &Capability| {
+        let cached = *need != Capability::QuantisedKv || cards().all(|card| drivers.can_cache(card.backend, kv));
+        CAPABILITIES.contains(need) && cached
+    };
+    let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !can(need)).collect();
+    if missing.is_empty() { Ok(()) } else { Err(LaunchError::NotYet { missing }) }
 }
 
 /// Locks of all cards that have memory of their own; RAM is shared with everybody.
@@ -199,11 +203,7 @@ fn lock_cards(plan: &Plan, machine: &Machine, folder: &std::path::Path, model: &
 /// The stages of a plan as the model's own code lays them out, and the options they are run with.
 fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
     let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
-    let kv = match plan.settings.kv {
-        crate::plan::KvType::F32 => KvFormat::F32,
-        crate::plan::KvType::F16 => KvFormat::F16,
-        _ => return Err(LaunchError::NotYet { missing: vec![Capability::QuantisedKv] }),
-    };
+    let kv = plan.settings.kv.format();
     let decode_rows = options.decode_rows.max(decode_rows);
     let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
     let tensors = Tensors::new(source.files);
@@ -234,9 +234,11 @@ fn on_devices(
 fn arenas(plan: &Plan, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
     let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
         let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
-        let scratch = backend.scratch_bytes(stage);
-        let scratch_bytes = scratch.map_err(|e| LaunchError::Engine(EngineError::Backend(e)))?;
-        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, experts_inside: planned.all_held })
+        let failed = |e| LaunchError::Engine(EngineError::Backend(e));
+        let scratch_bytes = backend.scratch_bytes(stage).map_err(failed)?;
+        let host_scratch_bytes = backend.host_scratch_bytes(stage).map_err(failed)?;
+        let experts_inside = planned.all_held;
+        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, host_scratch_bytes, experts_inside })
     });
     arenas.collect()
 }

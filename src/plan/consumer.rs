@@ -103,6 +103,7 @@ consumers! {
     MeasuredState    "measured-state"    State   Always "state as the built stage lays it out";
     MeasuredWork     "measured-work"     Work    Always "work buffers as the packed programs need them";
     Process          "process"           Host    Always "program, tokenizer, heap";
+    HostScratch      "host-scratch"      Host    Always "scratch of the CPU's threads";
     DriverHost       "driver-host"       Host    Always "host memory of the drivers";
     EmbeddingCache   "embedding-cache"   Host    Always "embedding rows read from the file";
     NgramCache       "ngram-cache"       Host    Always "n-gram rows read from the file";

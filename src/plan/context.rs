@@ -101,7 +101,12 @@ impl<'a> Context<'a> {
 
     /// Prompt chunks to try, smallest first. They do not depend on the context: a smaller context must not plan worse.
     pub fn chunks(&self) -> Vec<u32> {
-        self.limits.prefill.map_or_else(|| rules::CHUNKS.to_vec(), |chunk| vec![chunk])
+        if let Some(chunk) = self.limits.prefill {
+            return vec![chunk];
+        }
+        let played = |&i: &usize| matches!(self.machine.cards[i].backend, BackendKind::Cpu | BackendKind::Virtual);
+        let most = if self.eligible.iter().all(played) { rules::CPU_CHUNK } else { u32::MAX };
+        rules::CHUNKS.into_iter().filter(|chunk| *chunk <= most).collect()
     }
 
     /// Rows of a chunk's buffers: no more than there can be tokens.
@@ -133,12 +138,12 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
         return wrong(problem.to_string());
     }
     let bounded = [
-        ("--context", limits.context.unwrap_or(1), rules::MAX_CONTEXT),
-        ("--prefill", limits.prefill.unwrap_or(1), rules::MAX_CHUNK),
-        ("--slots", limits.slots, rules::MAX_SLOTS),
+        ("a context (-c) of", limits.context.unwrap_or(1), rules::MAX_CONTEXT),
+        ("a prompt chunk of", limits.prefill.unwrap_or(1), rules::MAX_CHUNK),
+        ("a number of slots of", limits.slots, rules::MAX_SLOTS),
         ("--draft-window", limits.draft_window, rules::MAX_DRAFT_WINDOW),
         ("--resident-kv", limits.resident_kv.unwrap_or(1), rules::MAX_CONTEXT),
-        ("the prompt of the workload", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
+        ("the prompt of the workload of", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
     ];
     if let Some((flag, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
         return wrong(format!("{flag} {value} is outside 1 to {most}"));
@@ -205,10 +210,11 @@ fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<
     let stricter = |&i: &usize| machine.cards[i].alignment.is_some_and(|a| u64::from(a) > crate::program::ARENA_ALIGN_BYTES);
     if let Some(card) = eligible.iter().find(|i| stricter(i)).map(|&i| &machine.cards[i]) {
         let align = card.alignment.unwrap_or(0);
-        return wrong(format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id));
+        let what = format!("{} wants buffers aligned to {align} bytes; programs align to 256", card.id);
+        return Err(Box::new(Refusal::no_device(what)));
     }
     if eligible.is_empty() {
-        return wrong("the machine has no device at all, not even a CPU".into());
+        return Err(Box::new(Refusal::no_device("the machine has no device at all, not even a CPU".into())));
     }
     if limits.layer_split.as_ref().is_some_and(|split| split.len() > eligible.len()) {
         return wrong(format!("--layer-split has more ranges than there are cards ({})", eligible.len()));
@@ -292,5 +298,5 @@ fn popularity(count: u32) -> Vec<f64> {
 
 /// Bytes of one resident or spilled KV cell of an attention layer.
 pub fn kv_cell_bytes(kv: KvType, kv_heads: u32, head_dim: u32) -> u64 {
-    kv.cell_bytes(u64::from(kv_heads), u64::from(head_dim))
+    kv.cell_bytes(kv_heads, head_dim)
 }

@@ -165,6 +165,7 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
     let rows = ctx.chunk_rows(sums.chunk);
     match consumer {
         Consumer::Process => "code, tokenizer and heap of the program, bounded".into(),
+        Consumer::HostScratch => "what the built programs need for each thread, and for all together".into(),
         Consumer::DriverHost => format!("host memory of the drivers of {} card(s)", sums.stages),
         Consumer::EmbeddingCache | Consumer::NgramCache => "recently read rows; the table itself stays in the file".into(),
         Consumer::Checkpoints => format!("{} x recurrent state of one sequence", ctx.limits.checkpoints),
@@ -173,7 +174,7 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
             format!("{} boundary(ies) x 2 buffers x {rows} rows x {} floats x 4 B", sums.stages - 1, ctx.model.stream_floats())
         }
         Consumer::HostStaging => {
-            let ring = if sums.all_held { "no ring: all experts are on cards" } else { "a ring of experts" };
+            let ring = if sums.all_held { "no ring: stages hold all experts" } else { "a ring of experts" };
             format!("2 x {rows} rows gathered from the tables, and {ring}")
         }
         Consumer::LoadStaging => "two reads of 64 MiB in flight; given back after loading".into(),

@@ -189,6 +189,8 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     let rows = ctx.chunk_rows(sums.chunk);
     let streams = rows.max(u64::from(ctx.limits.decode_rows())) * ctx.model.stream_floats() * 4;
     add(Consumer::Process, rules::PROCESS_BYTES);
+    let built = ctx.limits.stage_arenas.iter().flatten();
+    add(Consumer::HostScratch, built.map(|arenas| arenas.host_scratch_bytes).fold(0, u64::saturating_add));
     add(Consumer::DriverHost, sums.driver_host_bytes);
     add(Consumer::EmbeddingCache, rules::ROW_CACHE_BYTES.min(ctx.model.embedding.bytes()));
     add(Consumer::NgramCache, ctx.model.ngram.map_or(0, |n| rules::ROW_CACHE_BYTES.min(n.table.bytes())));

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::size::{Size, SizeError};
+use crate::program::KvFormat;
 
 /// Element type of cached keys and values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -24,31 +25,25 @@ impl KvType {
     /// From the largest to the smallest.
     pub const ALL: [KvType; 5] = [KvType::F32, KvType::F16, KvType::Int8, KvType::K8v4, KvType::Q4_0];
 
-    pub fn name(self) -> &'static str {
+    /// What a stage is built with.
+    pub fn format(self) -> KvFormat {
         match self {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
-            KvType::Int8 => "int8",
-            KvType::K8v4 => "k8v4",
-            KvType::Q4_0 => "q4_0",
+            KvType::F32 => KvFormat::F32,
+            KvType::F16 => KvFormat::F16,
+            KvType::Int8 => KvFormat::Q8_0,
+            KvType::K8v4 => KvFormat::K8V4,
+            KvType::Q4_0 => KvFormat::Q4_0,
         }
     }
 
-    /// Bytes of 32 key elements and of 32 value elements.
-    pub fn bytes_per_32(self) -> (u64, u64) {
-        match self {
-            KvType::F32 => (128, 128),
-            KvType::F16 => (64, 64),
-            KvType::Int8 => (34, 34),
-            KvType::K8v4 => (34, 18),
-            KvType::Q4_0 => (18, 18),
-        }
+    pub fn name(self) -> &'static str {
+        self.format().name()
     }
 
     /// Bytes of one cell: a key and a value of every KV head.
-    pub fn cell_bytes(self, kv_heads: u64, head_dim: u64) -> u64 {
-        let (k, v) = self.bytes_per_32();
-        kv_heads * head_dim.div_ceil(32) * (k + v)
+    pub fn cell_bytes(self, kv_heads: u32, head_dim: u32) -> u64 {
+        let (key, value) = self.format().cell_bytes(head_dim);
+        u64::from(kv_heads) * (key + value)
     }
 }
 
@@ -131,6 +126,8 @@ pub struct StageArenas {
     pub work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,
+    /// What its programs take of the host's memory when they are prepared: the scratch of the CPU's threads.
+    pub host_scratch_bytes: u64,
     /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
     pub experts_inside: bool,
 }

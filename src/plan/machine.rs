@@ -173,7 +173,39 @@ pub struct Card {
 pub struct Disk {
     pub name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<DiskKind>,
+    /// GB/s (10^9) of reading large pieces in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_gbs: Option<f64>,
+    /// Reads a second of one page at random places, one at a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub random_reads_per_s: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiskKind {
+    Nvme,
+    Ssd,
+    Hdd,
+    Network,
+    /// A file system in RAM.
+    Memory,
+    Unknown,
+}
+
+impl DiskKind {
+    /// For people.
+    pub fn text(self) -> &'static str {
+        match self {
+            DiskKind::Nvme => "NVMe",
+            DiskKind::Ssd => "SSD",
+            DiskKind::Hdd => "hard disk",
+            DiskKind::Network => "network",
+            DiskKind::Memory => "in RAM",
+            DiskKind::Unknown => "of unknown kind",
+        }
+    }
 }
 
 #[derive(Debug, Error)]
@@ -226,7 +258,7 @@ impl Machine {
             }
             card.check()?;
         }
-        match self.disks.iter().find(|d| d.read_gbs.is_some_and(|r| !usable(r))) {
+        match self.disks.iter().find(|d| [d.read_gbs, d.random_reads_per_s].into_iter().flatten().any(|r| !usable(r))) {
             Some(disk) => fail(&format!("disk '{}'", disk.name), "has a rate that is not a positive number"),
             None => Ok(()),
         }

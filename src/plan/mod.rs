@@ -27,7 +27,7 @@ pub use limits::{
     DEFAULT_CONTEXT, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas, Workload,
     parse_layer_split,
 };
-pub use machine::{BackendKind, Card, Disk, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
+pub use machine::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
 pub use model::{
     ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
     NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,

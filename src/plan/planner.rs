@@ -159,6 +159,12 @@ impl Plan {
         Some(Unexplained { planned: sheet.used, used: used_bytes, bound, explained: difference <= i128::from(bound) })
     }
 
+    /// Where the experts that stages hold lie, in the words of the user.
+    pub fn place_of_experts(&self) -> &'static str {
+        let cards_of_their_own = self.pools.iter().any(|p| p.pool == rows::Pool::Pinned);
+        if cards_of_their_own { "on cards" } else { "in RAM" }
+    }
+
     pub fn smallest_headroom(&self) -> u64 {
         let cards = self.pools.iter().filter(|p| matches!(p.pool, rows::Pool::Card(_)));
         cards.map(|p| p.free.saturating_sub(p.floor)).min().unwrap_or(0)
@@ -311,6 +317,7 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
             scratch_bytes: bytes.arena(Arena::Scratch),
+            host_scratch_bytes: stage::measured(ctx, s.range).map_or(0, |arenas| arenas.host_scratch_bytes),
             experts_inside: s.option.all_held,
         },
         slot_arena_bytes: own,
@@ -345,6 +352,13 @@ fn predict(ctx: &Context<'_>, best: &Layout, stages: &[SizedStage], sums: &Layou
         let window = stage::window_yield(ctx) * f64::from(ctx.limits.slots) / decode + read;
         decode = stage::window_yield(ctx) * f64::from(ctx.limits.slots) / window;
         terms.push(format!("{:.1} ms a window for experts from disk, if they were as popular as the others", read * 1e3));
+    }
+    if let (Some(ngram), Some(reads_per_s)) = (ctx.model.ngram, ctx.host_rates.random_reads_per_s) {
+        let rows = f64::from(ngram.rows_per_token) * f64::from(ctx.limits.decode_rows());
+        terms.push(format!(
+            "up to {:.1} ms more a window while its n-gram rows come from disk and not from RAM",
+            rows / reads_per_s * 1e3
+        ));
     }
     let kept = ctx.model.dense_bytes()
         + sums.held_bytes.max(need.by[Consumer::RamExperts.index()] + sums.held_bytes).min(ctx.model.experts_bytes());
@@ -403,6 +417,12 @@ fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[Held
     if found.limited {
         notices
             .push("so many different cards: only their order and its reverse were looked at, with any of them left out".into());
+    }
+    if need.pinned_bytes > 0 {
+        notices.push("pinned RAM is planned, but this version leaves it unpinned; a driver may copy from it more slowly".into());
+    }
+    if need.commit_bytes > 0 {
+        notices.push("Windows commit is planned and checked, but not reserved: other programs can take it meanwhile".into());
     }
     if ctx.context_tokens > ctx.model.trained_context {
         notices.push(format!("the model was trained for {} tokens", ctx.model.trained_context));

@@ -16,8 +16,10 @@ use super::size::{GIB, Size, grouped, human};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusalKind {
-    /// The request contradicts itself, the model or the machine.
+    /// The request contradicts itself, the model or the machine: whoever asked can mend it.
     Invalid,
+    /// No device of the machine can run anything.
+    NoDevice,
     DoesNotFit,
     /// A card would have to be left out because other programs hold its memory.
     CardHeld,
@@ -101,6 +103,10 @@ impl Refusal {
             remedies: vec![],
             assumptions: vec![],
         }
+    }
+
+    pub fn no_device(message: String) -> Refusal {
+        Refusal { kind: RefusalKind::NoDevice, ..Refusal::invalid(message) }
     }
 
     pub fn held(held: Vec<HeldCard>) -> Refusal {
@@ -219,7 +225,8 @@ fn outcome(plan: &Plan) -> String {
     let experts = if plan.experts == 0 {
         String::new()
     } else {
-        format!(" with {} of {} experts on cards", grouped(plan.held_experts), grouped(plan.experts))
+        let (held, all) = (grouped(plan.held_experts), grouped(plan.experts));
+        format!(" with {held} of {all} experts {}", plan.place_of_experts())
     };
     let context = grouped(plan.settings.context_tokens.into());
     format!("fits {context} tokens{experts}, about {:.0} tokens/s", plan.predicted.decode_tokens_per_s)

@@ -25,7 +25,10 @@ pub fn render_report(plan: &Plan) -> String {
     let _ = writeln!(out, "layers: {}", plan.split_text());
     if plan.experts > 0 {
         let (held, all) = (grouped(plan.held_experts), grouped(plan.experts));
-        let _ = writeln!(out, "experts: {held} of {all} on cards; RAM keeps {}", ram_text(plan));
+        let place = plan.place_of_experts();
+        // Where they lie in RAM, there are no others to keep.
+        let kept = if plan.held_experts == plan.experts && place == "in RAM" { "nothing else" } else { ram_text(plan) };
+        let _ = writeln!(out, "experts: {held} of {all} {place}; RAM keeps {kept}");
     }
     for stage in &plan.stages {
         card_table(&mut out, plan, stage);
@@ -106,7 +109,7 @@ fn prediction(out: &mut String, plan: &Plan) {
     for a in &plan.alternatives {
         let _ = writeln!(
             out,
-            "  {:.1} s: {}, chunk {}, {} experts on cards, {} decode, {} prompt",
+            "  {:.1} s: {}, chunk {}, {} experts held, {} decode, {} prompt",
             a.objective_s,
             a.split,
             a.chunk,

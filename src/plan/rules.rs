@@ -130,6 +130,8 @@ pub struct HostRates {
     pub cpu_weights_gbs: f64,
     pub cpu_tflops: f64,
     pub disk_gbs: f64,
+    /// Pages a second that the disk reads at random places, where that was measured.
+    pub random_reads_per_s: Option<f64>,
 }
 
 /// Collects what had to be assumed.
@@ -159,10 +161,15 @@ pub fn host_rates(machine: &Machine, notes: &mut Notes) -> HostRates {
     let cpu_weights_gbs =
         notes.rate(host.cpu_weights_gbs, "weights that the CPU multiplies".into(), "GB/s", ram_gbs.min(per_core));
     let cpu_gmacs = notes.rate(host.cpu_gmacs, "CPU multiply-adds".into(), "G/s", f64::from(host.cores) * 15.0);
-    let fastest =
-        machine.disks.iter().filter_map(|d| d.read_gbs).fold(None, |best: Option<f64>, r| Some(best.map_or(r, |b| b.max(r))));
-    let disk_gbs = notes.rate(fastest, "disk read rate".into(), "GB/s", 2.0);
-    HostRates { ram_gbs, cpu_weights_gbs: cpu_weights_gbs.min(ram_gbs), cpu_tflops: 2.0 * cpu_gmacs / 1000.0, disk_gbs }
+    let disks = machine.disks.iter();
+    let disk_gbs = notes.rate(disks.clone().filter_map(|d| d.read_gbs).reduce(f64::max), "disk read rate".into(), "GB/s", 2.0);
+    HostRates {
+        ram_gbs,
+        cpu_weights_gbs: cpu_weights_gbs.min(ram_gbs),
+        cpu_tflops: 2.0 * cpu_gmacs / 1000.0,
+        disk_gbs,
+        random_reads_per_s: disks.filter_map(|d| d.random_reads_per_s).reduce(f64::max),
+    }
 }
 
 pub fn card_rates(card: &Card, host: &HostRates, notes: &mut Notes) -> CardRates {
@@ -203,6 +210,9 @@ pub const RING_SLABS: u64 = 32;
 
 /// Prompt chunks to choose from.
 pub const CHUNKS: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
+
+/// The largest of them for the CPU: weights are unpacked to its caches, and more rows gain nothing.
+pub const CPU_CHUNK: u32 = 512;
 
 /// Queries of a chunk that are scored at a time.
 pub const SCORE_ROWS: u64 = 256;

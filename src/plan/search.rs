@@ -1,5 +1,6 @@
 //! The layer split: exact search over chunk, card order, cards left out and split points. The objective is the predicted
-//! time of one prompt and one answer; equal times go to the layout with the larger smallest headroom.
+//! time of one prompt and one answer; equal times go to the layout that holds more experts, then to the one with the larger
+//! smallest headroom. So with more room a plan holds fewer experts only if it is strictly faster for it.
 
 use super::context::Context;
 use super::host::{self, HostSupplies, LayoutSums};
@@ -13,6 +14,8 @@ pub struct Layout {
     pub ranges: Vec<LayerRange>,
     pub chunk: u32,
     pub objective_s: f64,
+    /// Experts that are held by the stages.
+    pub held: u64,
     pub headroom: u64,
 }
 
@@ -23,6 +26,7 @@ struct Entry {
     prompt_s: [f64; 2],
     short: u64,
     headroom: u64,
+    held: u64,
     held_bytes: u64,
     packed: u64,
     all_held: bool,
@@ -35,6 +39,7 @@ impl Entry {
             prompt_s: option.times.prompt_s,
             short: option.short_bytes,
             headroom: option.headroom,
+            held: option.held.iter().map(|n| u64::from(*n)).sum(),
             held_bytes: option.held_bytes,
             packed: option.bytes.packed(),
             all_held: option.all_held,
@@ -94,6 +99,7 @@ const UNWANTED: Entry = Entry {
     prompt_s: [f64::INFINITY; 2],
     short: u64::MAX / 1024,
     headroom: 0,
+    held: 0,
     held_bytes: 0,
     packed: 0,
     all_held: false,
@@ -183,7 +189,7 @@ fn better(layout: &Layout, best: Option<&Layout>) -> bool {
     let Some(best) = best else { return true };
     match layout.objective_s.total_cmp(&best.objective_s) {
         std::cmp::Ordering::Less => true,
-        std::cmp::Ordering::Equal => layout.headroom > best.headroom,
+        std::cmp::Ordering::Equal => (layout.held, layout.headroom) > (best.held, best.headroom),
         std::cmp::Ordering::Greater => false,
     }
 }
@@ -262,6 +268,7 @@ struct Partial {
     decode_s: f64,
     prompt_s: f64,
     longest_s: f64,
+    held: u64,
     headroom: u64,
 }
 
@@ -303,7 +310,7 @@ impl<'a> Walk<'a> {
 
     fn run(&mut self) {
         if self.rest[0][0] <= self.bound * SLACK {
-            self.step(0, 0, Partial { decode_s: 0.0, prompt_s: 0.0, longest_s: 0.0, headroom: u64::MAX });
+            self.step(0, 0, Partial { decode_s: 0.0, prompt_s: 0.0, longest_s: 0.0, held: 0, headroom: u64::MAX });
         }
     }
 
@@ -322,6 +329,7 @@ impl<'a> Walk<'a> {
                 decode_s: so_far.decode_s + entry.decode_s,
                 prompt_s: so_far.prompt_s + entry.prompt_s[self.several],
                 longest_s: so_far.longest_s.max(entry.prompt_s[self.several]),
+                held: so_far.held + entry.held,
                 headroom: so_far.headroom.min(entry.headroom),
             };
             if self.total(&next) + self.rest[j + 1][end] > self.bound * SLACK {
@@ -344,6 +352,7 @@ impl<'a> Walk<'a> {
             ranges: self.ranges(),
             chunk: self.chunk,
             objective_s,
+            held: so_far.held,
             headroom: so_far.headroom,
         };
         if !better(&layout, self.best.as_ref()) {
@@ -399,7 +408,7 @@ pub fn least_short(ctx: &Context<'_>, supplies: &HostSupplies) -> Option<Layout>
     let mut best: Option<(u64, Layout)> = None;
     for order in &orders {
         let Some(ranges) = least_short_ranges(&table, order) else { continue };
-        let layout = Layout { cards: order.clone(), ranges, chunk, objective_s: f64::INFINITY, headroom: 0 };
+        let layout = Layout { cards: order.clone(), ranges, chunk, objective_s: f64::INFINITY, held: 0, headroom: 0 };
         let sums = sums_of(ctx, &table, &layout);
         let cards: u64 = layout
             .cards

@@ -129,7 +129,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
 }
 
 /// The arenas of the built stage with this range, if it has been built.
-fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::StageArenas> {
+pub fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::StageArenas> {
     let at = ctx.limits.layer_split.as_ref()?.iter().position(|r| *r == range)?;
     ctx.limits.stage_arenas.as_ref()?.get(at).copied()
 }

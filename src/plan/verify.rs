@@ -322,6 +322,8 @@ impl<'a> Check<'a> {
             *if shares { &mut sharing } else { &mut device } += arenas + driver;
         }
         self.equal("ram", "memory of cards that share RAM", self.host_bytes(Pool::Ram, Consumer::CardsInRam), sharing);
+        let scratch = self.plan.stages.iter().map(|s| s.arenas.host_scratch_bytes).sum();
+        self.equal("ram", "scratch of the CPU's threads", self.host_bytes(Pool::Ram, Consumer::HostScratch), scratch);
         let pinned: u64 = self.plan.rows.iter().filter(|r| r.pool == Pool::Pinned).map(|r| r.bytes).sum();
         if let Some(limit) = host.pinned_limit {
             self.require("pinned", pinned <= limit.0, || format!("{pinned} bytes are pinned, the limit is {}", limit.0));
@@ -391,14 +393,13 @@ fn up(bytes: u64) -> u64 {
 /// Bytes of a key and a value of every head.
 fn token_bytes(kv: KvType, heads: u64, dim: u64) -> u64 {
     let blocks = heads * dim.div_ceil(32);
-    blocks
-        * match kv {
-            KvType::F32 => 256,
-            KvType::F16 => 128,
-            KvType::Int8 => 2 * (32 + 2),
-            KvType::K8v4 => (32 + 2) + (16 + 2),
-            KvType::Q4_0 => 2 * (16 + 2),
-        }
+    match kv {
+        KvType::F32 => heads * dim * 8,
+        KvType::F16 => heads * dim * 4,
+        KvType::Int8 => blocks * 2 * (32 + 2),
+        KvType::K8v4 => blocks * ((32 + 2) + (16 + 2)),
+        KvType::Q4_0 => blocks * 2 * (16 + 2),
+    }
 }
 
 /// The least that may stay free, whatever the planner's table says.

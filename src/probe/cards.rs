@@ -20,7 +20,7 @@ pub fn interface_of(kind: BackendKind) -> Option<Interface> {
 }
 
 /// All cards that can take part, also those that must be named.
-pub fn planned(survey: &Survey, host: &Host, rates: impl Fn(&FoundCard) -> CardRates) -> Vec<Card> {
+pub fn planned(survey: &Survey, host: &Host, mut rates: impl FnMut(&FoundCard) -> CardRates) -> Vec<Card> {
     let usable = survey.cards.iter().filter(|c| !matches!(c.standing, Standing::Unusable(_)));
     usable.map(|named| card(named, host, rates(&named.card))).collect()
 }
@@ -35,7 +35,6 @@ fn card(named: &NamedCard, host: &Host, rates: CardRates) -> Card {
         DriverModel::Tcc => DriverKind::Tcc,
         DriverModel::Macos => DriverKind::Macos,
     };
-    let usable = |rate: Option<f64>| rate.filter(|r| r.is_finite() && *r > 0.0);
     let limit = |bytes: Option<u64>| bytes.filter(|b| *b >= 1 << 20).map(Size);
     Card {
         uuid: found.uuid.clone(),
@@ -48,10 +47,10 @@ fn card(named: &NamedCard, host: &Host, rates: CardRates) -> Card {
             Standing::Usable | Standing::Unusable(_) => None,
         },
         shares_host_memory: found.integrated || found.software,
-        memory_gbs: usable(rates.memory_gbs),
-        bus_gbs: usable(rates.bus_gbs),
-        bus_median_gbs: usable(rates.bus_median_gbs),
-        compute_tflops: usable(rates.compute_tflops),
+        memory_gbs: rates.memory_gbs,
+        bus_gbs: rates.bus_gbs,
+        bus_median_gbs: rates.bus_median_gbs,
+        compute_tflops: rates.compute_tflops,
         max_buffer: limit(found.limits.max_buffer_bytes),
         max_binding: limit(found.limits.max_binding_bytes),
         alignment: found.limits.alignment_bytes.filter(|a| a.is_power_of_two()),

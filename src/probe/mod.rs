@@ -1,31 +1,53 @@
 //! What this PC is: the facts that the planner needs, read from the system. Cards are found by their backends; here they
 //! become cards of the planner, beside the host and, as the device that is always there, its CPU.
 
-mod bandwidth;
+mod cache;
+mod cards;
+mod disk;
+mod folders;
 #[cfg(target_os = "linux")]
 mod linux;
 #[cfg(any(target_os = "macos", test))]
 mod macos;
+mod report;
+mod speeds;
 #[cfg(windows)]
 mod windows;
 
-mod cards;
-mod report;
+use std::path::{Path, PathBuf};
 
 pub use cards::{interface_of, kind_of};
+pub use folders::{cache_folder, runtime_folder};
 pub use report::DevicesReport;
+pub use speeds::HostSpeeds;
 
-use crate::backend::discovery::{Survey, survey};
+use self::cache::{CardSpeeds, Measurements};
+use self::disk::DiskSpeeds;
+use crate::backend::discovery::{CardRates, FoundCard, Survey, survey};
 use crate::backend::{FINDERS, Finder};
-use crate::plan::{BackendKind, Card, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
+use crate::plan::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
 
 /// How much time probing may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Read what the system says: a few milliseconds, and what the drivers take to start.
+    /// Read what the system says: a few milliseconds, and what the drivers take to start. Nothing is measured.
     Read,
-    /// Also measure how fast RAM and cards are: about a second each.
+    /// Also use what was measured earlier. What of RAM and disk was not is measured now (half a second) and kept.
+    Known,
+    /// Measure everything again, cards too: about a second each.
     Measure,
+}
+
+/// What to look at, and how closely.
+#[derive(Clone)]
+pub struct Probe<'a> {
+    pub effort: Effort,
+    /// Backends that may have cards.
+    pub finders: &'a [&'a dyn Finder],
+    /// A file whose disk is of interest: the model.
+    pub file: Option<&'a Path>,
+    /// Folder in which measurements are kept; `None` keeps none.
+    pub cache: Option<PathBuf>,
 }
 
 /// This PC for the planner, and for people what was found on the way.
@@ -33,27 +55,105 @@ pub enum Effort {
 pub struct Probed {
     pub machine: Machine,
     pub survey: Survey,
+    /// Sentences for the user: what did not work, though nothing fails because of it.
+    pub notes: Vec<String>,
 }
 
 /// This PC: its host, the cards of all backends, and its CPU, which is always there.
 pub fn probe(effort: Effort) -> Probed {
-    probe_with(effort, FINDERS)
+    Probe::new(effort).look()
 }
 
-/// The same with the given backends only.
-pub fn probe_with(effort: Effort, finders: &[&dyn Finder]) -> Probed {
-    let mut host = read_host();
-    if effort == Effort::Measure {
-        host.ram_read_gbs = bandwidth::ram_read_gbs(host.cores as usize);
+impl<'a> Probe<'a> {
+    /// All backends, and the user's own cache.
+    pub fn new(effort: Effort) -> Probe<'a> {
+        Probe { effort, finders: FINDERS, file: None, cache: cache_folder() }
     }
-    let survey = survey(finders);
-    let mut cards = cards::planned(&survey, &host, |card| {
-        let finder = finders.iter().find(|f| f.interface() == card.interface);
-        finder.filter(|_| effort == Effort::Measure).map(|f| f.measure(card)).unwrap_or_default()
-    });
-    cards.push(cpu_card(&host));
-    let machine = Machine { version: MACHINE_VERSION, name: "this PC".into(), host, cards, disks: vec![] };
-    Probed { machine, survey }
+
+    /// Also the disk on which `file` lies.
+    pub fn with_file(self, file: Option<&'a Path>) -> Probe<'a> {
+        Probe { file, ..self }
+    }
+
+    pub fn look(&self) -> Probed {
+        let mut host = read_host();
+        let mut known = Measurements::read(self.cache.as_deref().filter(|_| self.effort != Effort::Read));
+        if let Some(speeds) = self.host_speeds(&host, &mut known) {
+            host.ram_read_gbs = Some(speeds.ram_read_gbs);
+            host.cpu_weights_gbs = Some(speeds.cpu_weights_gbs);
+            host.cpu_gmacs = Some(speeds.cpu_gmacs);
+        }
+        let survey = survey(self.finders);
+        let mut cards = cards::planned(&survey, &host, |card| self.card_rates(card, &mut known));
+        cards.push(cpu_card(&host));
+        let disks = self.disks(&mut known);
+        let machine = Machine { version: MACHINE_VERSION, name: "this PC".into(), host, cards, disks };
+        Probed { machine, survey, notes: known.write().err().into_iter().collect() }
+    }
+
+    fn host_speeds(&self, host: &Host, known: &mut Measurements) -> Option<HostSpeeds> {
+        let key = host_key(host);
+        let measure = || HostSpeeds::measure(host.cores as usize);
+        match (self.effort, known.host(&key)) {
+            (Effort::Read, _) => None,
+            (Effort::Known, Some(speeds)) => Some(speeds),
+            (Effort::Known | Effort::Measure, _) => measure().map(|speeds| known.keep_host(&key, speeds)),
+        }
+    }
+
+    /// Cards are measured only when that is asked for: it takes memory of them, and they may be busy.
+    fn card_rates(&self, card: &FoundCard, known: &mut Measurements) -> CardRates {
+        let place = card.pci.map(|place| place.to_string());
+        let key = card.uuid.clone().or(place).unwrap_or_else(|| card.name.clone());
+        let key = format!("{} {key}", card.interface.id());
+        let speeds = match self.effort {
+            Effort::Read => None,
+            Effort::Known => known.card(&key),
+            Effort::Measure => {
+                let finder = self.finders.iter().find(|finder| finder.interface() == card.interface);
+                let rates = finder.filter(|_| card.unusable.is_none()).map(|finder| finder.measure(card));
+                rates.map(|rates| known.keep_card(&key, CardSpeeds::of(rates)))
+            }
+        };
+        speeds.unwrap_or_default().rates()
+    }
+
+    /// The disk of the file first: it is the one that counts. Without a file, every disk that was ever measured.
+    fn disks(&self, known: &mut Measurements) -> Vec<Disk> {
+        let Some(file) = self.file.filter(|_| self.effort != Effort::Read) else {
+            let measured = known.disks().iter();
+            return measured.map(|entry| planned_disk(&entry.of, None, Some(entry.speeds))).collect();
+        };
+        let Some(identity) = disk::identify(file) else { return vec![] };
+        let speeds = match (self.effort, known.disk(&identity.key)) {
+            (Effort::Known, Some(speeds)) => Some(speeds),
+            (_, earlier) => disk::measure(file).map(|speeds| known.keep_disk(&identity.key, speeds)).or(earlier),
+        };
+        vec![planned_disk(&identity.name, Some(identity.kind), speeds)]
+    }
+}
+
+fn planned_disk(name: &str, kind: Option<DiskKind>, speeds: Option<DiskSpeeds>) -> Disk {
+    Disk {
+        name: name.to_owned(),
+        kind,
+        read_gbs: speeds.map(|s| s.read_gbs),
+        random_reads_per_s: speeds.map(|s| s.random_reads_per_s),
+    }
+}
+
+/// The same PC has the same key, until its processor or its memory is another.
+fn host_key(host: &Host) -> String {
+    let simd = host.simd.as_deref().unwrap_or("no vector instructions");
+    let ram_gib = host.ram_total.0.div_ceil(1 << 30);
+    format!("{}, {} cores, {simd}, {ram_gib} GiB", processor_name(), host.cores)
+}
+
+fn processor_name() -> String {
+    let text =
+        if cfg!(target_os = "linux") { std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default() } else { String::new() };
+    let name = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    name.unwrap_or(std::env::consts::ARCH).to_owned()
 }
 
 fn cpu_card(host: &Host) -> Card {

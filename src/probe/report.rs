@@ -215,8 +215,14 @@ impl Probed {
             let _ = writeln!(out, "no {} cards: {}", interface.name(), absent.0);
         }
         for disk in &self.machine.disks {
-            let rate = disk.read_gbs.map_or("not measured".into(), |r| format!("{r:.1} GB/s"));
-            let _ = writeln!(out, "disk {}: {rate}", disk.name);
+            let kind = disk.kind.map_or(String::new(), |kind| format!(" ({})", kind.text()));
+            let _ = writeln!(out, "disk {}{kind}", disk.name);
+            match (disk.read_gbs, disk.random_reads_per_s) {
+                (None, None) => out += "  not measured\n",
+                (read, random) => {
+                    rates(&mut out, &[("read in order", read, "GB/s"), ("pages at random", random, "a second")]);
+                }
+            }
         }
         out
     }
@@ -238,7 +244,12 @@ fn host_text(out: &mut String, host: &Host) {
     for (name, size) in limits.into_iter().filter_map(|(name, size)| Some((name, size?))) {
         let _ = writeln!(out, "  {name}: {}", HumanBytes(size.0));
     }
-    rates(out, &[("RAM read", host.ram_read_gbs, "GB/s"), ("weights multiplied", host.cpu_weights_gbs, "GB/s")]);
+    let measured = [
+        ("RAM read", host.ram_read_gbs, "GB/s"),
+        ("weights multiplied", host.cpu_weights_gbs, "GB/s"),
+        ("multiply-adds of a prompt", host.cpu_gmacs, "G/s"),
+    ];
+    rates(out, &measured);
 }
 
 fn card_text(out: &mut String, card: &Card, found: Option<&FoundCard>) {

@@ -91,25 +91,55 @@ impl WeightDecl {
     }
 }
 
-/// Element type of cached keys and values.
+/// How keys and values are cached. Block formats run along a head: a cell is as many blocks as its elements need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum KvFormat {
     F32,
     F16,
+    /// Both in blocks of [`Format::Q8_0`].
+    Q8_0,
+    /// Keys in blocks of [`Format::Q8_0`], values of [`Format::Q4_0`].
+    K8V4,
+    /// Both in blocks of [`Format::Q4_0`].
+    Q4_0,
 }
 
 impl KvFormat {
-    pub fn bytes(self) -> u64 {
+    pub const ALL: [KvFormat; 5] = [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0, KvFormat::K8V4, KvFormat::Q4_0];
+
+    /// Formats of keys and of values.
+    pub fn formats(self) -> (Format, Format) {
         match self {
-            KvFormat::F32 => 4,
-            KvFormat::F16 => 2,
+            KvFormat::F32 => (Format::F32, Format::F32),
+            KvFormat::F16 => (Format::F16, Format::F16),
+            KvFormat::Q8_0 => (Format::Q8_0, Format::Q8_0),
+            KvFormat::K8V4 => (Format::Q8_0, Format::Q4_0),
+            KvFormat::Q4_0 => (Format::Q4_0, Format::Q4_0),
         }
+    }
+
+    /// Bytes of the key and of the value of one head of `head_dim` elements.
+    pub fn cell_bytes(self, head_dim: u32) -> (u64, u64) {
+        let bytes = |format: Format| {
+            let info = format.info();
+            u64::from(head_dim).div_ceil(info.block_len as u64) * info.block_bytes as u64
+        };
+        let (keys, values) = self.formats();
+        (bytes(keys), bytes(values))
+    }
+
+    /// Whether elements are rounded to few bits.
+    pub fn is_quantised(self) -> bool {
+        !matches!(self, KvFormat::F32 | KvFormat::F16)
     }
 
     pub fn name(self) -> &'static str {
         match self {
             KvFormat::F32 => "f32",
             KvFormat::F16 => "f16",
+            KvFormat::Q8_0 => "int8",
+            KvFormat::K8V4 => "k8v4",
+            KvFormat::Q4_0 => "q4_0",
         }
     }
 }
@@ -117,7 +147,7 @@ impl KvFormat {
 /// What a piece of per-sequence state holds. All of it is laid out slot after slot.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum StateKind {
-    /// Keys then values of one attention layer: `[K|V][kv_head][cell][head_dim]`.
+    /// Keys then values of one attention layer: `[kv_head][cell][head_dim]` each, in the formats of [`KvFormat::formats`].
     Kv { format: KvFormat, cells: u32, kv_heads: u32, head_dim: u32 },
     /// Keys of the sparse-attention indexer: raw keys `[cell][dim]` f32, then pooled block keys `[cells / ratio][dim]` f32.
     IndexKeys { cells: u32, dim: u32, ratio: u32 },
@@ -135,7 +165,10 @@ impl StateKind {
     pub fn bytes_per_slot(&self) -> u64 {
         let product = |unit: u64, factors: [u32; 4]| factors.into_iter().fold(unit, |p, f| p.saturating_mul(u64::from(f)));
         match *self {
-            StateKind::Kv { format, cells, kv_heads, head_dim } => product(format.bytes(), [2, cells, kv_heads, head_dim]),
+            StateKind::Kv { format, cells, kv_heads, head_dim } => {
+                let (key, value) = format.cell_bytes(head_dim);
+                product(key + value, [cells, kv_heads, 1, 1])
+            }
             StateKind::IndexKeys { cells, dim, ratio } => {
                 let rows = u64::from(cells) + u64::from(cells / ratio.max(1));
                 product(rows, [dim, 4, 1, 1])
@@ -178,9 +211,12 @@ impl StateDecl {
         let piece = |from: u64, len_bytes: u64| Slice { offset_bytes: whole.offset_bytes + from, len_bytes, ..whole };
         match self.kind {
             StateKind::Kv { format, cells, kv_heads, head_dim } => {
-                let cell_bytes = format.bytes() * u64::from(head_dim);
-                let strip = |i: u64| piece(i * u64::from(cells) * cell_bytes, tokens.min(u64::from(cells)) * cell_bytes);
-                (0..2 * u64::from(kv_heads)).map(strip).collect()
+                let (key, value) = format.cell_bytes(head_dim);
+                let (cells, heads) = (u64::from(cells), u64::from(kv_heads));
+                let held = tokens.min(cells);
+                let keys = (0..heads).map(|head| piece(head * cells * key, held * key));
+                let values = (0..heads).map(|head| piece(heads * cells * key + head * cells * value, held * value));
+                keys.chain(values).collect()
             }
             StateKind::IndexKeys { cells, dim, ratio } => {
                 let row_bytes = u64::from(dim) * 4;

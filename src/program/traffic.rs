@@ -28,7 +28,8 @@ fn state_bytes(stage: &Stage, op: &Op, cells: u32) -> u64 {
         (Op::Attention { window, selection, .. }, StateKind::Kv { format, kv_heads, head_dim, .. }) => {
             let chosen = selection.map_or(cells, |(view, ratio)| view.width.saturating_mul(ratio).min(cells));
             let attended = window.map_or(chosen, |w| chosen.min(w));
-            2 * u64::from(attended) * u64::from(kv_heads) * u64::from(head_dim) * format.bytes()
+            let (key, value) = format.cell_bytes(head_dim);
+            u64::from(attended) * u64::from(kv_heads) * (key + value)
         }
         (Op::BlockSelect { .. }, StateKind::IndexKeys { dim, ratio, .. }) => u64::from(cells / ratio) * u64::from(dim) * 4,
         (Op::DeltaRule { .. }, StateKind::Delta { versions, .. }) => 2 * kind.bytes_per_slot() / u64::from(versions),

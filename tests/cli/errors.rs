@@ -60,12 +60,18 @@ fn wrong_arguments() {
         (&["bench", "-p", "many"], "many"),
         (&["tokenize", "--ids", "1,x"], "\"x\""),
         (&["tokenize", "--ids", "999999"], "999999"),
+        (&["logits", "--tokens", "999999", "-o", "x.npy"], "999999"),
+        (&["logits", "--tokens", "1", "--chunk", "8", "-ub", "4", "-o", "x.npy"], "--chunk"),
+        (&["run", "-c", "-5", "x"], "invalid value '-5'"),
+        (&["run", "--top-k", "-1", "x"], "invalid value '-1'"),
+        (&["run", "--device", "cuda:77", "x"], "cuda:77"),
+        (&["serve", "--parallel", "-1"], "invalid value '-1'"),
+        (&["inspect", "-m", "a.gguf", "b.gguf"], "cannot be used with"),
         (&["completions", "cobol"], "possible values"),
         (&["inspect"], "FILE"),
     ];
     for (args, word) in cases {
-        let code = if *args == ["tokenize", "--ids", "999999"] { 1 } else { 2 };
-        strata(args).fails(code, &[word]);
+        strata(args).fails(2, &[word]);
     }
 }
 
@@ -76,7 +82,7 @@ fn a_context_too_small_for_the_prompt() {
 
 #[test]
 fn a_context_too_large_for_the_machine_is_refused_before_loading() {
-    strata(&["run", "-c", "4000000000", "x"]).fails(3, &["--context 4000000000", "Nothing was loaded"]);
+    strata(&["run", "-c", "4000000000", "x"]).fails(2, &["context (-c) of 4000000000", "Nothing was loaded"]);
     if cfg!(target_os = "linux") {
         strata(&["run", "-c", "16000000", "--kv", "f32", "x"]).fails(3, &["GiB", "short", "--context", "Nothing was loaded"]);
     }
@@ -90,6 +96,41 @@ fn standard_input_must_be_text() {
     let ran: crate::rig::Ran = child.wait_with_output().unwrap().into();
     ran.fails(1, &["UTF-8"]);
     strata_with_input(&["run"], "").fails(2, &["empty"]);
+    for verb in ["tokenize", "chat"] {
+        let mut child = crate::rig::command(&[verb]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"Hello \xff\xfe\n").unwrap();
+        let ran: crate::rig::Ran = child.wait_with_output().unwrap().into();
+        ran.fails(1, &["standard input", "UTF-8", "byte 6"]);
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_device_without_end_is_not_read_into_memory() {
+    let zero = "/dev/zero";
+    strata(&["plan", "--machine", zero]).fails(1, &[zero, "longer than"]);
+    strata(&["serve", "--port", "0", "--api-key-file", zero]).fails(1, &[zero, "longer than"]);
+    strata(&["run", "-m", zero, "x"]).fails(1, &[zero]);
+}
+
+#[test]
+fn a_folder_for_steps_may_hold_the_output_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let (steps, output) = (folder.path().join("new"), folder.path().join("new/x.npy"));
+    let (steps, output) = (steps.to_str().unwrap(), output.to_str().unwrap());
+    strata(&["logits", "--tokens", "1,2", "--dump", steps, "-o", output]).ok();
+    assert!(std::path::Path::new(output).exists());
+}
+
+#[test]
+fn what_goes_beyond_the_trained_context_is_told() {
+    let model = crate::rig::random_model();
+    let trained = strata(&["inspect", "-m", &model, "--json"]).json();
+    let trained = trained["metadata"].as_object().unwrap();
+    let trained = trained.iter().find(|(key, _)| key.ends_with("context_length")).unwrap().1.as_u64().unwrap();
+    let more = (trained + 1).to_string();
+    let ran = strata(&["bench", "-m", &model, "-p", &more, "-n", "0", "-r", "1"]).ok();
+    assert!(ran.err.contains("warning") && ran.err.contains(&trained.to_string()), "{}", ran.err);
 }
 
 #[test]

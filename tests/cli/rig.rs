@@ -45,6 +45,9 @@ impl From<Output> for Ran {
 
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+    // Measurements of this PC are kept for all tests, and not among those of the user.
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache");
+    command.env("XDG_CACHE_HOME", &cache).env("LOCALAPPDATA", &cache);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

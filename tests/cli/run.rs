@@ -110,7 +110,9 @@ fn a_special_token_in_a_question_is_plain_text() {
 
 #[test]
 fn all_arithmetic_and_cache_types_answer() {
-    for flags in [&["--reference"][..], &["--kv", "f32"], &["-ctk", "f16", "-ub", "4"], &["-t", "2"]] {
+    for flags in
+        [&["--reference"][..], &["--kv", "f32"], &["-ctk", "f16", "-ub", "4"], &["--kv", "q8_0"], &["--kv", "k8v4"], &["-t", "2"]]
+    {
         assert_eq!(strata(&[&["run", "--temp", "0"], flags, &[QUESTION]].concat()).ok().out, ANSWER, "{flags:?}");
     }
 }

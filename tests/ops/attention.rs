@@ -1,7 +1,7 @@
 //! Caches, the indexer and attention.
 
-use half::f16;
 use strata::program::{Heads, KvFormat, Op, OutputKind, Rope, RopePairing, Row, StateKind, View};
+use strata::quant::Format;
 
 use crate::rig::{Bed, assert_close, rows};
 
@@ -37,11 +37,19 @@ impl Model {
     }
 }
 
-fn round_to(format: KvFormat, values: &[f32]) -> Vec<f32> {
-    match format {
-        KvFormat::F32 => values.to_vec(),
-        KvFormat::F16 => values.iter().map(|v| f16::from_f32(*v).to_f32()).collect(),
-    }
+/// Keys or values of heads of `dim` elements as a cache keeps them.
+fn round_to(format: Format, values: &[f32], dim: usize) -> Vec<f32> {
+    let info = format.info();
+    let cell = |head: &[f32]| {
+        let mut padded = head.to_vec();
+        padded.resize(dim.next_multiple_of(info.block_len), 0.0);
+        let mut bytes = vec![0; padded.len() / info.block_len * info.block_bytes];
+        format.encode_row(&padded, &mut bytes).unwrap();
+        format.decode_row(&bytes, &mut padded).unwrap();
+        padded.truncate(dim);
+        padded
+    };
+    values.chunks_exact(dim).flat_map(cell).collect()
 }
 
 #[test]
@@ -52,6 +60,11 @@ fn dense_and_windowed_attention() {
         (KvFormat::F32, Some(5), 3, 1, 7),
         (KvFormat::F16, Some(1), 8, 2, 64),
         (KvFormat::F16, None, 24, 2, 256),
+        (KvFormat::Q8_0, None, 4, 2, 64),
+        (KvFormat::Q8_0, Some(7), 6, 3, 20),
+        (KvFormat::K8V4, None, 8, 2, 128),
+        (KvFormat::K8V4, Some(5), 4, 2, 80),
+        (KvFormat::Q4_0, None, 4, 1, 96),
     ] {
         let model = Model { heads, kv_heads, dim, window, ratio: 1, scale: 1.3 / (dim as f64).sqrt() };
         let mut bed = Bed::new(40, 1);
@@ -76,7 +89,8 @@ fn dense_and_windowed_attention() {
         let total = 43;
         let qs = bed.noise.floats(total * 2 * heads * dim);
         let [ks, vs] = [0; 2].map(|_| bed.noise.floats(total * kv_width as usize));
-        let [k_rounded, v_rounded] = [&ks, &vs].map(|m| round_to(format, m));
+        let (key_format, value_format) = format.formats();
+        let (k_rounded, v_rounded) = (round_to(key_format, &ks, dim), round_to(value_format, &vs, dim));
         let mut rig = bed.finish(2e-5);
         let mut first = 0;
         for len in [1, 3, 1, 37, 1] {
@@ -111,8 +125,15 @@ fn dense_and_windowed_attention() {
 /// Long contexts fall into several chunks and blocks; the reference is the judge here.
 #[test]
 fn the_fast_mode_agrees_on_long_contexts() {
-    for (format, window) in [(KvFormat::F16, None), (KvFormat::F32, Some(300))] {
-        let (heads, kv_heads, dim, total) = (6u32, 2u32, 24u32, 1100u32);
+    let cases = [
+        (KvFormat::F16, None, 24u32),
+        (KvFormat::F32, Some(300), 24),
+        (KvFormat::Q8_0, None, 40),
+        (KvFormat::K8V4, Some(300), 64),
+        (KvFormat::Q4_0, None, 32),
+    ];
+    for (format, window, dim) in cases {
+        let (heads, kv_heads, total) = (6u32, 2u32, 1100u32);
         let mut bed = Bed::new(520, 1);
         let q = bed.input("q", heads * dim);
         let (k, v) = (bed.input("k", kv_heads * dim), bed.input("v", kv_heads * dim));

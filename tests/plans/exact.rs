@@ -183,6 +183,7 @@ fn the_real_model_builds_the_stages_that_were_planned() {
             state_bytes: stage.state_bytes,
             work_bytes: stage.work_bytes,
             scratch_bytes: planned.arenas.scratch_bytes,
+            host_scratch_bytes: 12_345,
             experts_inside: true,
         });
     }

@@ -4,7 +4,7 @@
 use strata::backend::discovery::{Absent, CardLimits, CardOptions, CardRates, Finder, FoundCard, Interface, NamedCard};
 use strata::backend::{Backend, BackendError};
 use strata::plan::{BackendKind, Limits, Machine, Size};
-use strata::probe::{Effort, probe, probe_with};
+use strata::probe::{Effort, Probe, Probed, probe};
 
 use super::support::{flash_next, planned, refused};
 
@@ -77,10 +77,15 @@ fn zoo() -> [Fake; 3] {
     ]
 }
 
+/// This PC with the cards of the zoo; nothing is kept.
+fn probe_zoo(effort: Effort) -> Probed {
+    let [cuda, hip, vulkan] = zoo();
+    Probe { finders: &[&cuda, &hip, &vulkan], cache: None, ..Probe::new(effort) }.look()
+}
+
 #[test]
 fn cards_of_backends_become_cards_of_the_planner() {
-    let [cuda, hip, vulkan] = zoo();
-    let probed = probe_with(Effort::Measure, &[&cuda, &hip, &vulkan]);
+    let probed = probe_zoo(Effort::Measure);
     let machine = &probed.machine;
     machine.check().unwrap();
     let ids: Vec<&str> = machine.cards.iter().map(|c| c.id.as_str()).collect();
@@ -108,8 +113,7 @@ fn cards_of_backends_become_cards_of_the_planner() {
 
 #[test]
 fn plans_take_each_card_once_and_software_only_by_name() {
-    let [cuda, hip, vulkan] = zoo();
-    let mut machine = probe_with(Effort::Read, &[&cuda, &hip, &vulkan]).machine;
+    let mut machine = probe_zoo(Effort::Read).machine;
     // The answer must not depend on the memory of the PC that runs the test.
     machine.host.ram_total = Size(128 << 30);
     machine.host.ram_available = Size(120 << 30);
@@ -123,4 +127,17 @@ fn plans_take_each_card_once_and_software_only_by_name() {
     assert_eq!(plan.stages[0].card_id, "vulkan:0");
     let twice = refused(&model, &machine, &with(&["cuda:0", "vulkan:0"]));
     assert!(twice.message.contains("the same card"), "{twice}");
+}
+
+#[test]
+fn measurements_are_made_once_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let look = |effort| Probe { finders: &[], cache: Some(folder.path().to_owned()), ..Probe::new(effort) }.look();
+    let first = look(Effort::Known);
+    assert_eq!(first.notes, Vec::<String>::new());
+    assert!(first.machine.host.ram_read_gbs.is_some() && first.machine.host.cpu_weights_gbs.is_some());
+    // The second is the first to the bit: it was read, not measured.
+    assert_eq!(look(Effort::Known).machine.host.ram_read_gbs, first.machine.host.ram_read_gbs);
+    assert!(look(Effort::Measure).machine.host.ram_read_gbs >= first.machine.host.ram_read_gbs);
+    assert_eq!(look(Effort::Read).machine.host.ram_read_gbs, None);
 }

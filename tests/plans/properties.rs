@@ -19,7 +19,7 @@ fn check(seed: u64, what: &str, model: &PlanModel, machine: &Machine, limits: &L
     let plan = match decide(model, machine, limits, false) {
         Ok(plan) => plan,
         Err(refusal) => {
-            let named = !refusal.short.is_empty() || refusal.kind == RefusalKind::Invalid;
+            let named = !refusal.short.is_empty() || matches!(refusal.kind, RefusalKind::Invalid | RefusalKind::NoDevice);
             assert!(named, "seed {seed} ({what}): a refusal without a pool: {refusal}");
             return None;
         }
@@ -29,7 +29,9 @@ fn check(seed: u64, what: &str, model: &PlanModel, machine: &Machine, limits: &L
     Some(plan)
 }
 
-/// More of something: never a refusal where there was a plan, never slower, and with the same split never fewer experts.
+/// More of something: never a refusal where there was a plan, never slower, and fewer experts only in another split or chunk
+/// that is strictly faster for it. (Both at once cannot always be had: a card that becomes large enough to work alone may
+/// be faster than two that hold more.)
 fn not_worse(seed: u64, what: &str, before: &Plan, after: Option<&Plan>) {
     let Some(after) = after else { panic!("seed {seed}: {what} turned a plan into a refusal") };
     let (b, a) = (before.predicted.objective_s, after.predicted.objective_s);
@@ -39,8 +41,7 @@ fn not_worse(seed: u64, what: &str, before: &Plan, after: Option<&Plan>) {
     if same {
         assert!(after.held_experts >= before.held_experts, "seed {seed}: {what} took experts away");
     } else {
-        let gained = a < b || after.smallest_headroom() >= before.smallest_headroom();
-        assert!(after.held_experts >= before.held_experts || gained, "seed {seed}: {what} took experts for nothing");
+        assert!(after.held_experts >= before.held_experts || a < b, "seed {seed}: {what} took experts for nothing");
     }
 }
 

@@ -160,7 +160,7 @@ impl Random {
         };
         let mut cards: Vec<Card> = (0..self.between(0, 3) as usize).map(|i| self.card(i, os)).collect();
         if cards.len() > 1 && self.chance(25) {
-            cards[1] = Card { id: "card:1".into(), ..cards[0].clone() };
+            cards[1] = Card { id: "card:1".into(), pci: None, ..cards[0].clone() };
         }
         if cards.is_empty() || self.chance(10) {
             cards.push(Card {
@@ -171,7 +171,12 @@ impl Random {
                 ..self.card(9, os)
             });
         }
-        let disks = vec![Disk { name: "disk".into(), read_gbs: self.rate(1, 10) }];
+        let disks = vec![Disk {
+            name: "disk".into(),
+            kind: None,
+            read_gbs: self.rate(1, 10),
+            random_reads_per_s: self.rate(100, 100_000),
+        }];
         Machine { version: MACHINE_VERSION, name: "random".into(), host, cards, disks }
     }
 

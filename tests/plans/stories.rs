@@ -1,7 +1,7 @@
 //! The two failures that this planner must make impossible.
 
 use super::support::{flash_next, machine, planned, refused};
-use strata::plan::{Consumer, KvType, Limits, Plan, Pool, RefusalKind, largest_context};
+use strata::plan::{Consumer, KvType, Limits, Plan, Pool, RefusalKind, decide, largest_context};
 
 fn both() -> Option<Vec<String>> {
     Some(vec!["cuda:0".into(), "cuda:1".into()])
@@ -131,4 +131,40 @@ fn story_two_with_a_large_page_file_keeps_floor_workspace_and_prompt_buffers_on_
     let wish = planned(&model, &machine, &Limits { expert_slots: Some(24_000), ..second_story() }).unwrap();
     cards_keep(&wish, 512 << 20);
     assert!(wish.held_experts < 24_000);
+}
+
+/// A card that grows by 1 GiB at a time, and a context that shrinks: the plan never gets slower, is never refused again, and
+/// gives experts up only for speed.
+#[test]
+fn more_room_is_never_worse() {
+    let model = flash_next("IQ3_S");
+    let mut last: Option<(f64, u64)> = None;
+    for gib in 6..=40u64 {
+        let mut pc = machine("win-5060ti-5070ti-64g-large-pagefile");
+        let card = &mut pc.cards[1];
+        (card.total.0, card.free.0) = ((gib + 1) << 30, gib << 30);
+        let limits = Limits { context: Some(65_536), kv: KvType::Int8, ..Limits::default() };
+        last = not_worse(&format!("{gib} GiB"), last, decide(&model, &pc, &limits, false).ok());
+    }
+    assert!(last.is_some());
+    let pc = machine("linux-2x2080ti-22g-126g");
+    let mut last = None;
+    for context in [1 << 20, 524_288, 262_144, 131_072, 65_536, 8192, 256] {
+        let limits = Limits { context: Some(context), kv: KvType::Int8, ..Limits::default() };
+        last = not_worse(&format!("{context} tokens"), last, decide(&model, &pc, &limits, false).ok());
+    }
+    assert!(last.is_some());
+}
+
+fn not_worse(what: &str, before: Option<(f64, u64)>, plan: Option<Plan>) -> Option<(f64, u64)> {
+    let Some(plan) = plan else {
+        assert!(before.is_none(), "{what}: refused where less room was enough");
+        return None;
+    };
+    let now = (plan.predicted.objective_s, plan.held_experts);
+    if let Some((time_s, held)) = before {
+        assert!(now.0 <= time_s, "{what}: {} s after {time_s} s", now.0);
+        assert!(now.1 >= held || now.0 < time_s, "{what}: {} experts after {held}, and not faster", now.1);
+    }
+    Some(now)
 }

@@ -183,11 +183,16 @@ impl CpuBackend {
         self.arenas.as_mut().ok_or_else(|| rejected("no arenas are open".into()))
     }
 
+    fn prepared_program(&self, stage: &Arc<Stage>, program: usize, sizes: ArenaSizes) -> Result<Prepared, BackendError> {
+        let prepared = Prepared::new(stage, program, sizes, self.style());
+        prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })
+    }
+
     /// Makes the scratch large enough for one more program.
     fn grow_scratch(&mut self, private_bytes: usize, shared_bytes: usize) -> Result<(), BackendError> {
         let private = self.private_bytes.max(private_bytes.next_multiple_of(SCRATCH_ALIGN));
         let shared = self.shared_bytes.max(shared_bytes);
-        let total = private as u64 * self.pool.threads() as u64 + shared as u64;
+        let total = scratch_bytes(private, shared, self.pool.threads()) as u64;
         if total > self.scratch.len() as u64 {
             self.scratch = Mapping::new(total, self.options.huge_pages).map_err(|reason| BackendError::OutOfMemory {
                 device: ID.into(),
@@ -241,6 +246,11 @@ impl CpuBackend {
     }
 }
 
+/// Private scratch of every thread, each on lines of its own, and the shared scratch.
+fn scratch_bytes(private: usize, shared: usize, threads: usize) -> usize {
+    private.next_multiple_of(SCRATCH_ALIGN) * threads + shared
+}
+
 /// The processor's name as the system tells it.
 fn processor_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -262,6 +272,18 @@ impl Backend for CpuBackend {
             return Ok(());
         }
         ops::build(&Layout { stage, program, sizes: ArenaSizes::of(stage), style: self.style() }, op).map(|_| ())
+    }
+
+    /// Every thread has scratch of its own, large enough for every step; one piece is shared.
+    fn host_scratch_bytes(&self, stage: &Arc<Stage>) -> Result<u64, BackendError> {
+        let (mut private, mut shared, mut own) = (0, 0, 0);
+        for program in 0..stage.programs.len() {
+            let prepared = self.prepared_program(stage, program, ArenaSizes::of(stage))?;
+            private = private.max(prepared.scratch_bytes);
+            shared = shared.max(prepared.shared_bytes);
+            own += prepared.own_bytes();
+        }
+        Ok((scratch_bytes(private, shared, self.pool.threads()) + own) as u64)
     }
 
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
@@ -303,8 +325,7 @@ impl Backend for CpuBackend {
     fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
         let sizes = self.arenas()?.sizes;
         self.late_allocations += u64::from(self.frozen);
-        let prepared = Prepared::new(stage, program, sizes, self.style());
-        let prepared = prepared.map_err(|(op, reason)| BackendError::Unsupported { device: ID.into(), op, reason })?;
+        let prepared = self.prepared_program(stage, program, sizes)?;
         self.grow_scratch(prepared.scratch_bytes, prepared.shared_bytes)?;
         self.prepared.push(prepared);
         Ok(PreparedId(self.prepared.len() - 1))

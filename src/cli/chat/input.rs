@@ -15,6 +15,7 @@ use super::commands::beginning_with;
 use crate::cli::error::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::output::note;
+use crate::cli::read::read_line;
 
 /// What the user typed.
 #[derive(Debug, PartialEq, Eq)]
@@ -75,12 +76,12 @@ impl Input {
 fn read_plain(from: &mut impl BufRead) -> Result<Line, CliError> {
     let mut text = String::new();
     loop {
-        let read = from.read_line(&mut text).map_err(|e| CliError::io("read", "standard input", e))?;
-        if read == 0 && text.is_empty() {
+        let before = text.len();
+        if !read_line(from, &mut text)? {
             return Ok(Line::End);
         }
         let end = text.trim_end_matches(['\r', '\n']).len();
-        if read == 0 || is_complete(&text[..end]) {
+        if text.len() == before || is_complete(&text[..end]) {
             text.truncate(end);
             return Ok(Line::Text(joined(&text)));
         }

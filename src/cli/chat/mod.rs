@@ -13,10 +13,9 @@ use self::session::Session;
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, OpenModel, Stopping};
+use super::open::{Keeps, OpenModel, Opening, Stopping};
 use super::output::note;
 use super::text::{Chat, open_tokenizer};
-use crate::engine::OpenOptions;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +28,9 @@ lines, ctrl-C stops an answer, ctrl-D ends.";
 
 /// Without `--ctx-size` a conversation has room for this many tokens, or for as many as the model was trained for.
 const USUAL_CONTEXT_TOKENS: u32 = 8192;
+
+/// Places in the conversation that one can go back to without reading it again.
+const CHECKPOINTS: u32 = 4;
 
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
@@ -51,15 +53,10 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let chat = Chat::open(&opened.files, &tokenizer)?;
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.context.ctx_size, 0, USUAL_CONTEXT_TOKENS);
-    let options = OpenOptions {
-        context,
-        prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
-        ..OpenOptions::default()
-    };
+    let keeps = Keeps { checkpoints: CHECKPOINTS, ..Keeps::default() };
     // An answer that is stopped must not cost what was read before it.
-    let loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::BetweenWindows)?;
+    let opening = Opening { keeps, ..Opening::new(context, &args.compute, Stopping::BetweenWindows) };
+    let loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut session = Session::new(&tokenizer, &chat, loaded, &interrupt, args)?;
     let mut input = Input::open()?;
     if input.is_interactive() {

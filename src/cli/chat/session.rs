@@ -12,7 +12,8 @@ use crate::cli::error::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
-use crate::cli::report::{Report, measured_bandwidth};
+use crate::cli::read::{MOST_TEXT_BYTES, read_file};
+use crate::cli::report::Report;
 use crate::cli::text::{Chat, message};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
 use crate::state::Sequence;
@@ -30,8 +31,6 @@ pub struct Session<'a> {
     /// Questions and answers in turn, without the system message.
     messages: Vec<Json>,
     last: Option<GenerationStats>,
-    /// Measured when first asked for.
-    bandwidth: Option<Option<f64>>,
 }
 
 impl<'a> Session<'a> {
@@ -59,7 +58,6 @@ impl<'a> Session<'a> {
             system: args.template.system.clone(),
             messages: Vec::new(),
             last: None,
-            bandwidth: None,
         })
     }
 
@@ -84,7 +82,7 @@ impl<'a> Session<'a> {
         let prompt = self.chat.prompt(self.tokenizer, &all, self.thinking)?;
         let context = self.loaded.engine.options().context as usize;
         if prompt.tokens.len() >= context {
-            return Err(CliError::Usage(format!(
+            return Err(CliError::Failed(format!(
                 "the conversation has {} tokens and the context holds {context}; /clear begins a new one, /undo shortens it, \
                  a larger --ctx-size holds more",
                 prompt.tokens.len()
@@ -96,6 +94,7 @@ impl<'a> Session<'a> {
             stop: self.settings.stop.clone(),
             ignore_eos: self.settings.ignore_eos,
             checkpoints: vec![history],
+            max_checkpoints: super::CHECKPOINTS as usize,
             interrupt: self.interrupt.flag(),
             ..GenerateOptions::default()
         };
@@ -185,8 +184,7 @@ impl<'a> Session<'a> {
             note("(nothing was answered yet)");
             return;
         };
-        let bandwidth = *self.bandwidth.get_or_insert_with(measured_bandwidth);
-        note(Report::new(&self.loaded, &stats).with_bandwidth(bandwidth).line());
+        note(Report::new(&self.loaded, &stats).line());
         let (held, room) = (self.sequence.len(), self.loaded.engine.options().context);
         note(format!("{held} of {room} tokens held, {} messages", self.messages.len()));
     }
@@ -201,7 +199,7 @@ impl<'a> Session<'a> {
     }
 
     fn load(&mut self, path: &Path) -> Result<(), CliError> {
-        let text = std::fs::read_to_string(path).map_err(|e| CliError::io("read", path, e))?;
+        let text = read_file(path, MOST_TEXT_BYTES)?;
         let wrong = |problem: &str| CliError::in_file(&path.display().to_string(), problem);
         let document: Json = serde_json::from_str(&text).map_err(|e| wrong(&format!("it is not JSON: {e}")))?;
         let messages = document["messages"].as_array().ok_or_else(|| wrong("it holds no list 'messages'"))?;

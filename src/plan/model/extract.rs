@@ -278,6 +278,9 @@ impl PlanModel {
     pub fn from_header(header: &ModelHeader) -> Facts<PlanModel> {
         let reader = Reader::new(header)?;
         let count = reader.trunk_layers()?;
+        if header.tensor("token_embd.weight").is_none() && reader.or("nextn_predict_layers", 0)? > 0 {
+            return Err(ModelFactsError::DraftOnly);
+        }
         let embedding_tensor = reader.need("token_embd.weight")?;
         let embedding = reader.table(embedding_tensor)?;
         let ngram = reader.ngram()?;
@@ -347,6 +350,12 @@ impl PlanModel {
         let mut weights = DenseFacts::default();
         for tensor in &header.tensors {
             weights.add(tensor)?;
+        }
+        // Encoders before this key was common say nothing of their output.
+        let projected = header.opt_u32("clip.vision.projection_dim")?;
+        if let Some(projected) = projected.filter(|projected| *projected != self.width) {
+            let problem = format!("its output is {projected} wide, the model's width is {}", self.width);
+            return Err(ModelFactsError::Companion { file: "the vision file", problem });
         }
         let width = u64::from(header.u32("clip.vision.embedding_length")?);
         let inner = u64::from(header.u32("clip.vision.feed_forward_length")?);

@@ -17,6 +17,8 @@ pub enum ModelFactsError {
     Tensor { tensor: String, problem: String },
     #[error("architecture '{arch}' is not known to the planner; known are {known}")]
     Architecture { arch: String, known: String },
+    #[error("it holds only the draft block of a model: give it with --draft-file, beside the model's own file")]
+    DraftOnly,
     #[error("{file} does not belong to this model: {problem}")]
     Companion { file: &'static str, problem: String },
 }

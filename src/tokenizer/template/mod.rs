@@ -42,6 +42,8 @@ pub enum TemplateError {
     UnknownName { name: String, known: String },
     #[error("message {index} is not an object with a 'role'")]
     BadMessage { index: usize },
+    #[error("no thread could be started for the chat template, which needs a deep stack: {reason}")]
+    Thread { reason: String },
     #[error("the messages use up the private characters of Unicode, which are needed to keep special tokens apart")]
     NoPrivateCharacters,
 }
@@ -272,7 +274,7 @@ fn with_deep_stack<T: Send>(
     let size = usize::try_from(stack_bytes).map_err(|_| failed("the input is too long"))?;
     std::thread::scope(|scope| {
         let builder = std::thread::Builder::new().name("chat template".to_owned()).stack_size(size);
-        let thread = builder.spawn_scoped(scope, work).map_err(|error| failed(&error.to_string()))?;
+        let thread = builder.spawn_scoped(scope, work).map_err(|error| TemplateError::Thread { reason: error.to_string() })?;
         thread.join().unwrap_or_else(|_| Err(failed("the template engine stopped")))
     })
 }

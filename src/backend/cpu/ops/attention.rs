@@ -13,8 +13,10 @@ use super::super::view::{carve, carve_bytes};
 use super::math::{axpy, dot, sigmoid};
 use super::wrong_op;
 use crate::program::{KvFormat, Op, StateId, StateKind};
+use crate::quant::Block;
+use crate::quant::legacy::{BlockQ4_0, BlockQ8_0};
 
-/// `[K|V][kv_head][cell][head_dim]`
+/// Keys `[kv_head][cell][head_dim]`, then values the same.
 #[derive(Debug, Clone, Copy)]
 pub struct KvCache {
     state: StatePlace,
@@ -30,16 +32,26 @@ pub enum Side {
     Value = 1,
 }
 
-/// An element of the cache.
+/// What the cache consists of: single numbers, or blocks of them. A cell is as many as a head needs.
 pub trait CacheElement: Pod {
+    /// Numbers in one.
+    const LEN: usize;
+
     fn store(from: &[f32], to: &mut [Self]);
-    /// The elements as floats, converted into `buffer` where they are not.
+    /// The `buffer.len()` numbers of a cell as floats, converted into `buffer` where they are not.
     fn load<'a>(from: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
-    /// The elements as floats, then zeros.
-    fn widen(from: &[Self], to: &mut [f32]);
+    /// The first `dim` numbers as floats, then zeros.
+    fn widen(from: &[Self], dim: usize, to: &mut [f32]);
+
+    /// Of these, in a cell of `dim` numbers.
+    fn count(dim: usize) -> usize {
+        dim.div_ceil(Self::LEN)
+    }
 }
 
 impl CacheElement for f32 {
+    const LEN: usize = 1;
+
     fn store(from: &[f32], to: &mut [f32]) {
         to.copy_from_slice(from);
     }
@@ -48,7 +60,7 @@ impl CacheElement for f32 {
         from
     }
 
-    fn widen(from: &[f32], to: &mut [f32]) {
+    fn widen(from: &[f32], _dim: usize, to: &mut [f32]) {
         let (values, padding) = to.split_at_mut(from.len());
         values.copy_from_slice(from);
         padding.fill(0.0);
@@ -56,6 +68,8 @@ impl CacheElement for f32 {
 }
 
 impl CacheElement for f16 {
+    const LEN: usize = 1;
+
     fn store(from: &[f32], to: &mut [f16]) {
         to.convert_from_f32_slice(from);
     }
@@ -66,12 +80,70 @@ impl CacheElement for f16 {
         buffer
     }
 
-    fn widen(from: &[f16], to: &mut [f32]) {
+    fn widen(from: &[f16], _dim: usize, to: &mut [f32]) {
         let (values, padding) = to.split_at_mut(from.len());
         from.convert_to_f32_slice(values);
         padding.fill(0.0);
     }
 }
+
+/// Blocks are decoded as [`Block::decode`] says. The last one of a cell may be partly empty: it is encoded with zeros.
+macro_rules! blocks_in_the_cache {
+    ($($block:ty),*) => {$(
+        impl CacheElement for $block {
+            const LEN: usize = <$block as Block>::LEN;
+
+            fn store(from: &[f32], to: &mut [$block]) {
+                const ENCODE: fn(&[f32]) -> $block = match <$block as Block>::ENCODE {
+                    Some(encode) => encode,
+                    None => panic!("caches are written"),
+                };
+                let mut padded = [0.0; <$block as Block>::LEN];
+                for (values, block) in from.chunks(<$block as Block>::LEN).zip(to) {
+                    padded[..values.len()].copy_from_slice(values);
+                    padded[values.len()..].fill(0.0);
+                    *block = ENCODE(&padded);
+                }
+            }
+
+            fn load<'a>(from: &'a [$block], buffer: &'a mut [f32]) -> &'a [f32] {
+                let dim = buffer.len();
+                Self::widen(from, dim, buffer);
+                buffer
+            }
+
+            fn widen(from: &[$block], dim: usize, to: &mut [f32]) {
+                let (values, padding) = to.split_at_mut(dim);
+                for (block, out) in from.iter().zip(values.chunks_mut(<$block as Block>::LEN)) {
+                    if out.len() == <$block as Block>::LEN {
+                        block.decode(out);
+                    } else {
+                        let mut whole = [0.0; <$block as Block>::LEN];
+                        block.decode(&mut whole);
+                        out.copy_from_slice(&whole[..out.len()]);
+                    }
+                }
+                padding.fill(0.0);
+            }
+        }
+    )*};
+}
+
+blocks_in_the_cache!(BlockQ8_0, BlockQ4_0);
+
+/// Calls a method with the elements of keys and values of a format.
+macro_rules! by_format {
+    ($format:expr, $of:ident . $method:ident ( $($argument:expr),* )) => {
+        match $format {
+            KvFormat::F32 => $of.$method::<f32, f32>($($argument),*),
+            KvFormat::F16 => $of.$method::<f16, f16>($($argument),*),
+            KvFormat::Q8_0 => $of.$method::<BlockQ8_0, BlockQ8_0>($($argument),*),
+            KvFormat::K8V4 => $of.$method::<BlockQ8_0, BlockQ4_0>($($argument),*),
+            KvFormat::Q4_0 => $of.$method::<BlockQ4_0, BlockQ4_0>($($argument),*),
+        }
+    };
+}
+pub(super) use by_format;
 
 impl KvCache {
     pub fn new(layout: &Layout<'_>, id: StateId) -> Result<KvCache, String> {
@@ -84,16 +156,19 @@ impl KvCache {
         }
     }
 
-    /// First byte of a cell.
-    fn cell<T>(&self, slot: u32, side: Side, head: usize, cell: usize) -> usize {
-        let index = (side as usize * self.heads + head) * self.cells + cell;
-        self.state.slot(slot) + index * self.dim * size_of::<T>()
+    /// First byte of a cell whose side has elements `T`.
+    fn cell<T: CacheElement>(&self, slot: u32, side: Side, head: usize, cell: usize) -> usize {
+        let before = match side {
+            Side::Key => 0,
+            Side::Value => self.heads * self.cells * self.format.cell_bytes(self.dim as u32).0 as usize,
+        };
+        self.state.slot(slot) + before + (head * self.cells + cell) * T::count(self.dim) * size_of::<T>()
     }
 
     /// The cells of one head, for a step that does not append.
     pub fn read<'a, T: CacheElement>(&self, run: &Run<'a>, slot: u32, side: Side, head: usize) -> &'a [T] {
         // SAFETY: only `KvAppend` writes the cache, and a step is either that or one that reads.
-        unsafe { run.state.read(self.cell::<T>(slot, side, head, 0), self.cells * self.dim) }
+        unsafe { run.state.read(self.cell::<T>(slot, side, head, 0), self.cells * T::count(self.dim)) }
     }
 }
 
@@ -114,28 +189,28 @@ impl KvAppend {
         Ok(KvAppend { k, v, cache })
     }
 
-    fn append<T: CacheElement>(&self, thread: &Thread<'_>) {
+    fn append<K: CacheElement, V: CacheElement>(&self, thread: &Thread<'_>) {
+        self.append_side::<K>(thread, Side::Key, self.k);
+        self.append_side::<V>(thread, Side::Value, self.v);
+    }
+
+    fn append_side<T: CacheElement>(&self, thread: &Thread<'_>, side: Side, values: Place) {
         let (run, heads, dim) = (thread.run, self.cache.heads, self.cache.dim);
-        let sides = [(Side::Key, self.k.read::<f32>(run)), (Side::Value, self.v.read::<f32>(run))];
+        let values = values.read::<f32>(run);
         for item in thread.member().share(run.rows.len() * heads) {
             let (row, head) = (item / heads, item % heads);
             let at = run.rows[row];
-            for (side, values) in &sides {
-                let cell = self.cache.cell::<T>(at.slot, *side, head, at.index as usize);
-                // SAFETY: rows differ in slot or index, so every item has a cell of its own.
-                let cell: &mut [T] = unsafe { run.state.write(cell, dim) };
-                T::store(values.part(row, head * dim, dim), cell);
-            }
+            let cell = self.cache.cell::<T>(at.slot, side, head, at.index as usize);
+            // SAFETY: rows differ in slot or index, so every item has a cell of its own.
+            let cell: &mut [T] = unsafe { run.state.write(cell, T::count(dim)) };
+            T::store(values.part(row, head * dim, dim), cell);
         }
     }
 }
 
 impl Kernel for KvAppend {
     fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
-        match self.cache.format {
-            KvFormat::F32 => self.append::<f32>(thread),
-            KvFormat::F16 => self.append::<f16>(thread),
-        }
+        by_format!(self.cache.format, self.append(thread));
         Ok(())
     }
 }
@@ -186,7 +261,7 @@ impl Attention {
         see((end / ratio * ratio).max(start)..end);
     }
 
-    fn attend<T: CacheElement>(&self, thread: &mut Thread<'_>) {
+    fn attend<K: CacheElement, V: CacheElement>(&self, thread: &mut Thread<'_>) {
         let run = thread.run;
         let q = self.q.place.read::<f32>(run);
         let gate = self.gate.map(|g| (g, g.place.read::<f32>(run)));
@@ -200,12 +275,12 @@ impl Attention {
             let kv_head = head / (self.q.count / self.cache.heads);
             let slot = run.rows[row].slot;
             let query = self.q.head(&q, row, head);
-            let keys: &[T] = self.cache.read(run, slot, Side::Key, kv_head);
-            let values: &[T] = self.cache.read(run, slot, Side::Value, kv_head);
+            let (keys, key_len) = (self.cache.read::<K>(run, slot, Side::Key, kv_head), K::count(dim));
+            let (values, value_len) = (self.cache.read::<V>(run, slot, Side::Value, kv_head), V::count(dim));
             let mut count = 0;
             self.cells(run, row, |cells| {
-                for key in keys[cells.start * dim..cells.end * dim].chunks_exact(dim) {
-                    scores[count] = dot(query, T::load(key, buffer)) * self.scale;
+                for key in keys[cells.start * key_len..cells.end * key_len].chunks_exact(key_len) {
+                    scores[count] = dot(query, K::load(key, buffer)) * self.scale;
                     count += 1;
                 }
             });
@@ -213,8 +288,8 @@ impl Attention {
             piece.data.fill(0.0);
             let mut next = 0;
             self.cells(run, row, |cells| {
-                for value in values[cells.start * dim..cells.end * dim].chunks_exact(dim) {
-                    axpy(piece.data, scores[next] / sum, T::load(value, buffer));
+                for value in values[cells.start * value_len..cells.end * value_len].chunks_exact(value_len) {
+                    axpy(piece.data, scores[next] / sum, V::load(value, buffer));
                     next += 1;
                 }
             });
@@ -239,10 +314,7 @@ impl Kernel for Attention {
     }
 
     fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
-        match self.cache.format {
-            KvFormat::F32 => self.attend::<f32>(thread),
-            KvFormat::F16 => self.attend::<f16>(thread),
-        }
+        by_format!(self.cache.format, self.attend(thread));
         Ok(())
     }
 }

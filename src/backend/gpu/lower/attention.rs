@@ -34,6 +34,9 @@ impl Lowering<'_> {
         let format = match format {
             KvFormat::F32 => Format::F32,
             KvFormat::F16 => Format::F16,
+            KvFormat::Q8_0 | KvFormat::K8V4 | KvFormat::Q4_0 => {
+                return Err(format!("keys and values cached as {}: no GPU kernel reads them", format.name()));
+            }
         };
         Ok(Cache { format, cells, kv_heads, dim: head_dim })
     }

@@ -20,6 +20,7 @@ use super::super::attention::{self, CacheElement, Side};
 use super::blocks::{self, BLOCK};
 use super::product::FEW_ROWS;
 use crate::program::KvFormat;
+use crate::quant::legacy::{BlockQ4_0, BlockQ8_0};
 
 /// Queries that a tile of a prompt holds, about.
 const TILE_QUERIES: usize = 96;
@@ -173,7 +174,7 @@ impl Attention {
     }
 
     /// One row over the attended cells with the numbers `chunk`.
-    fn gather_chunk<T: CacheElement>(
+    fn gather_chunk<K: CacheElement, V: CacheElement>(
         &self,
         run: &Run<'_>,
         worker: &mut Worker<'_>,
@@ -182,8 +183,8 @@ impl Attention {
         queries: usize,
     ) {
         let slot = run.rows[row].slot;
-        let keys: &[T] = self.op.cache.read(run, slot, Side::Key, kv_head);
-        let values: &[T] = self.op.cache.read(run, slot, Side::Value, kv_head);
+        let keys: &[K] = self.op.cache.read(run, slot, Side::Key, kv_head);
+        let values: &[V] = self.op.cache.read(run, slot, Side::Value, kv_head);
         let mut number = self.numbers(run, row).start;
         self.op.cells(run, row, |cells| {
             let from = chunk.start.clamp(number, number + cells.len()) - number;
@@ -200,7 +201,11 @@ impl Attention {
     }
 
     /// Small windows: chunks of cells in parallel, then rows and heads in parallel.
-    fn few_rows<T: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) -> Result<(), Poisoned> {
+    fn few_rows<K: CacheElement, V: CacheElement>(
+        &self,
+        thread: &mut Thread<'_>,
+        operands: &Operands<'_>,
+    ) -> Result<(), Poisoned> {
         let (run, heads) = (thread.run, self.op.cache.heads);
         let rows = operands.q.rows();
         let mut chunks = [Chunks::default(); FEW_ROWS];
@@ -216,7 +221,7 @@ impl Attention {
             for item in mine.start.max(before)..mine.end.min(before + items) {
                 let (kv_head, chunk) = ((item - before) / chunks.count, (item - before) % chunks.count);
                 let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
-                self.gather_chunk::<T>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
+                self.gather_chunk::<K, V>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
                 self.keep_partials(run, &worker, row, kv_head, chunk, queries);
             }
             before += items;
@@ -265,7 +270,7 @@ impl Attention {
     }
 
     /// Prompts: tiles of rows.
-    fn many_rows<T: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) {
+    fn many_rows<K: CacheElement, V: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) {
         let (run, heads, tile) = (thread.run, self.op.cache.heads, self.tile());
         let out = self.op.out.place.write::<f32>(thread);
         let member = thread.member();
@@ -283,7 +288,7 @@ impl Attention {
                     }
                     if let Some(chunk_cells) = self.common_chunks(run, rows.clone()) {
                         let queries = self.load_queries(&mut worker, &operands.q, rows.clone(), kv_head);
-                        self.dense_tile::<T>(run, &mut worker, span, rows.clone(), kv_head, chunk_cells);
+                        self.dense_tile::<K, V>(run, &mut worker, span, rows.clone(), kv_head, chunk_cells);
                         self.store(&worker, operands, rows.clone(), kv_head, queries, &out);
                         continue;
                     }
@@ -291,7 +296,7 @@ impl Attention {
                         let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
                         let chunks = Chunks::of(self.numbers(run, row));
                         for chunk in 0..chunks.count {
-                            self.gather_chunk::<T>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
+                            self.gather_chunk::<K, V>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
                             worker.end_chunk(queries);
                         }
                         self.store(&worker, operands, row..row + 1, kv_head, queries, &out);
@@ -308,7 +313,7 @@ impl Attention {
         sizes.all(|size| size == Some(first)).then_some(first)
     }
 
-    fn dense_tile<T: CacheElement>(
+    fn dense_tile<K: CacheElement, V: CacheElement>(
         &self,
         run: &Run<'_>,
         worker: &mut Worker<'_>,
@@ -318,8 +323,8 @@ impl Attention {
         chunk_cells: usize,
     ) {
         let (group, dim) = (self.group(), worker.dim);
-        let keys: &[T] = self.op.cache.read(run, span.slot, Side::Key, kv_head);
-        let values: &[T] = self.op.cache.read(run, span.slot, Side::Value, kv_head);
+        let keys: &[K] = self.op.cache.read(run, span.slot, Side::Key, kv_head);
+        let values: &[V] = self.op.cache.read(run, span.slot, Side::Value, kv_head);
         let visible = |row: usize| {
             let end = run.rows[row].index as usize + 1;
             self.op.window.map_or(0, |window| end.saturating_sub(window))..end
@@ -330,7 +335,7 @@ impl Attention {
                 worker.end_chunk(rows.len() * group);
             }
             let count = BLOCK.min(all_to - first);
-            worker.cells.load(&keys[first * dim..], &values[first * dim..], count, dim, worker.padded);
+            worker.cells.load(&keys[first * K::count(dim)..], &values[first * V::count(dim)..], count, dim, worker.padded);
             worker.absorb_tile(rows.len() * group, count, |query| {
                 let seen = visible(rows.start + query / group);
                 let from = seen.start.clamp(first, first + count);
@@ -363,13 +368,13 @@ impl Attention {
         }
     }
 
-    fn dispatch<T: CacheElement>(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+    fn dispatch<K: CacheElement, V: CacheElement>(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
         let run = thread.run;
         let operands = Operands { q: self.op.q.place.read(run), gate: self.op.gate.map(|g| g.place.read(run)) };
         if operands.q.rows() <= FEW_ROWS {
-            self.few_rows::<T>(thread, &operands)
+            self.few_rows::<K, V>(thread, &operands)
         } else {
-            self.many_rows::<T>(thread, &operands);
+            self.many_rows::<K, V>(thread, &operands);
             Ok(())
         }
     }
@@ -412,12 +417,19 @@ impl Running<'_> {
     }
 }
 
+/// A cell of `dim` numbers.
+fn one<T: CacheElement>(cells: &[T], cell: usize, dim: usize) -> &[T] {
+    let len = T::count(dim);
+    &cells[cell * len..(cell + 1) * len]
+}
+
 impl Cells<'_> {
     /// Loads neighbouring cells.
-    fn load<T: CacheElement>(&mut self, keys: &[T], values: &[T], count: usize, dim: usize, padded: usize) {
+    fn load<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], count: usize, dim: usize, padded: usize) {
         for cell in 0..count {
-            T::widen(&keys[cell * dim..(cell + 1) * dim], &mut self.k[cell * padded..(cell + 1) * padded]);
-            T::widen(&values[cell * dim..(cell + 1) * dim], &mut self.v[cell * padded..(cell + 1) * padded]);
+            let to = cell * padded..(cell + 1) * padded;
+            K::widen(one(keys, cell, dim), dim, &mut self.k[to.clone()]);
+            V::widen(one(values, cell, dim), dim, &mut self.v[to]);
         }
     }
 }
@@ -448,10 +460,10 @@ impl Worker<'_> {
         self.running.begin(queries, self.padded);
     }
 
-    fn push<T: CacheElement>(&mut self, keys: &[T], values: &[T], cell: usize) {
-        let (from, to) = (cell * self.dim..(cell + 1) * self.dim, self.cells.count * self.padded);
-        T::widen(&keys[from.clone()], &mut self.cells.k[to..to + self.padded]);
-        T::widen(&values[from], &mut self.cells.v[to..to + self.padded]);
+    fn push<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], cell: usize) {
+        let to = self.cells.count * self.padded..(self.cells.count + 1) * self.padded;
+        K::widen(one(keys, cell, self.dim), self.dim, &mut self.cells.k[to.clone()]);
+        V::widen(one(values, cell, self.dim), self.dim, &mut self.cells.v[to]);
         self.cells.count += 1;
     }
 
@@ -530,9 +542,6 @@ impl Kernel for Attention {
     }
 
     fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
-        match self.op.cache.format {
-            KvFormat::F32 => self.dispatch::<f32>(thread),
-            KvFormat::F16 => self.dispatch::<f16>(thread),
-        }
+        attention::by_format!(self.op.cache.format, self.dispatch(thread))
     }
 }
