@@ -202,4 +202,8 @@ impl Backend for VirtualCard {
     fn memory(&self) -> MemoryReport {
         self.inner.memory()
     }
+
+    fn arithmetic(&self) -> String {
+        self.inner.arithmetic()
+    }
 }

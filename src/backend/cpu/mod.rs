@@ -361,6 +361,14 @@ impl Backend for CpuBackend {
         let scratch_bytes = (self.scratch.len() + own) as u64;
         MemoryReport { arenas_bytes, scratch_bytes, late_allocations: self.late_allocations }
     }
+
+    /// Results do not depend on the number of threads.
+    fn arithmetic(&self) -> String {
+        match self.style() {
+            None => format!("{ID} scalar"),
+            Some(Style { level, rounding }) => format!("{ID} {} {}", level.simd(), rounding.name()),
+        }
+    }
 }
 
 impl CpuBackend {
