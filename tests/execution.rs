@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::backend::{ArenaSizes, BackendError, CardUse, Faults, VirtualCard, VirtualFacts};
+use strata::backend::{ArenaSizes, BackendError, CardUse, FINDERS, Faults, VirtualCard, VirtualFacts};
 use strata::engine::{Engine, EngineError, LoadProgress, OpenOptions, Want};
 use strata::gguf::ModelFiles;
-use strata::launch::{Audience, CardLock, Launch, LaunchError, Launched, NoDrivers, open_planned};
+use strata::launch::{Audience, CardLock, Launch, LaunchError, Launched, open_planned};
 use strata::model::Model;
 use strata::plan::{
     BackendKind, Capability, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, RefusalKind, parse_layer_split,
@@ -107,13 +107,14 @@ fn launch(path: &Path, machine: Machine, limits: Limits, mode: Mode, threads: us
         options: OpenOptions { decode_rows: 1, max_outputs: outputs, ..OpenOptions::default() },
         cpu: CpuOptions { pin_threads: false, ..CpuOptions::new(mode).with_threads(NonZeroUsize::new(threads).unwrap()) },
         locks: None,
+        finders: FINDERS,
         faults: Arc::default(),
         in_use: Arc::default(),
     }
 }
 
 fn open(launch: &Launch) -> Result<Launched, LaunchError> {
-    open_planned(launch.clone(), &mut NoDrivers, &mut ())
+    open_planned(launch.clone(), &mut ())
 }
 
 fn kv_of(mode: Mode) -> KvType {
@@ -213,7 +214,7 @@ fn every_family_runs_by_the_plan_of_this_pc() {
     paths.retain(|path| path.extension().is_some_and(|e| e == "gguf"));
     assert!(paths.len() >= 4, "{paths:?}");
     for path in paths {
-        let mut machine = probe(Effort::Read);
+        let mut machine = probe(Effort::Read).machine;
         if !cfg!(target_os = "linux") {
             machine = cards(&["64 MiB"]);
         }
@@ -249,7 +250,7 @@ fn an_allocation_that_fails_anywhere_gives_everything_back() {
     let mut launch = launch(&path, equal_cards(3), wishes("0-2,3-4,5-7", KvType::F16), Mode::Fast, 1);
     launch.locks = Some(folder.path().to_owned());
     let mut order = Order::default();
-    let whole = open_planned(launch.clone(), &mut NoDrivers, &mut order).unwrap();
+    let whole = open_planned(launch.clone(), &mut order).unwrap();
     assert!(order.planned == 1 && order.loaded > 0);
     let asked = launch.faults.asked();
     assert!(asked > 9, "three arenas on three cards, and scratch: {asked}");
@@ -258,7 +259,7 @@ fn an_allocation_that_fails_anywhere_gives_everything_back() {
     for position in 0..asked {
         launch.faults = Arc::new(Faults::at(position));
         let mut order = Order::default();
-        let error = open_planned(launch.clone(), &mut NoDrivers, &mut order).map(drop).unwrap_err();
+        let error = open_planned(launch.clone(), &mut order).map(drop).unwrap_err();
         // All arenas of all cards are taken before the first byte is read.
         assert_eq!(order.loaded > 0, position >= 9, "position {position}");
         let LaunchError::Allocation { card, bytes, rows, .. } = &error else { panic!("position {position}: {error}") };

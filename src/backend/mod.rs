@@ -1,8 +1,10 @@
 //! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
 
 pub mod cpu;
+pub mod discovery;
 mod virtual_card;
 
+pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
 
 use std::sync::Arc;
@@ -10,6 +12,9 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
+
+/// Everything that finds cards; one line a backend.
+pub const FINDERS: &[&dyn Finder] = &[];
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,14 +7,13 @@ use clap::Args;
 use super::error::CliError;
 use super::npy::write_whole;
 use super::output::{Output, note};
-use crate::plan::render_devices;
 use crate::probe::{Effort, probe};
 
 const EXAMPLES: &str = "\
 Examples:
   strata devices
   strata devices --save machine.toml       then: strata plan -m model.gguf --machine machine.toml
-  strata devices --json | jq .host.ram_available
+  strata devices --json | jq .host.ram_available.bytes
 
 A machine file can be changed by hand: plan for a PC that you only think of buying.";
 
@@ -30,16 +29,16 @@ pub struct DevicesArgs {
 }
 
 pub fn devices(args: &DevicesArgs) -> Result<(), CliError> {
-    let machine = probe(Effort::Measure);
+    let probed = probe(Effort::Measure);
     if let Some(path) = &args.save {
-        let text = machine.to_toml().map_err(|e| CliError::Failed(e.to_string()))?;
+        let text = probed.machine.to_toml().map_err(|e| CliError::Failed(e.to_string()))?;
         write_whole(path, &text)?;
         note(format!("saved in '{}'", path.display()));
     }
     let mut out = Output::new();
     if args.json {
-        return out.json(&machine);
+        return out.json(&probed.report());
     }
-    out.write(&render_devices(&machine))?;
+    out.write(&probed.render())?;
     out.flush()
 }

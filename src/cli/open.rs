@@ -10,10 +10,11 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
+use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
 use crate::gguf::ModelFiles;
-use crate::launch::{Audience, Launch, LaunchError, Launched, NoDrivers, default_lock_folder, open_planned, within_this_pc};
+use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
 use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
 use crate::probe::{Effort, probe};
@@ -85,7 +86,7 @@ impl OpenModel {
         if stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let here = probe(Effort::Read);
+        let here = probe(Effort::Read).machine;
         let machine = match &compute.wishes.machine {
             Some(_) => within_this_pc(compute.wishes.machine()?, &here),
             None => here,
@@ -98,12 +99,13 @@ impl OpenModel {
             options: OpenOptions { cancel: interrupt.flag(), ..options },
             cpu,
             locks: Some(default_lock_folder()),
+            finders: FINDERS,
             faults: Arc::default(),
             in_use: Arc::default(),
         };
         let start = Instant::now();
         let mut show = Show { bar: LoadBar::new(), quiet: compute.quiet };
-        let opened = open_planned(launch, &mut NoDrivers, &mut show);
+        let opened = open_planned(launch, &mut show);
         show.bar.clear();
         let launched = opened.map_err(|error| match error {
             LaunchError::Model(source) => CliError::Model { file: self.files.name(), source },

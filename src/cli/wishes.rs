@@ -70,7 +70,7 @@ impl WishArgs {
 
     /// The PC of the machine file, or this one.
     pub fn machine(&self) -> Result<Machine, CliError> {
-        self.machine.as_deref().map_or_else(|| Ok(probe(Effort::Read)), read_machine)
+        self.machine.as_deref().map_or_else(|| Ok(probe(Effort::Read).machine), read_machine)
     }
 }
 

@@ -1,31 +1,118 @@
-//! From a card of the machine to its backend.
+//! From a card of the machine to its backend, and the drivers' word on free memory.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::LaunchError;
+use super::{CardReader, LaunchError};
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::{Backend, CardUse, Faults, VirtualCard, VirtualFacts};
+use crate::backend::discovery::{CardOptions, NamedCard, Survey, survey};
+use crate::backend::{Backend, CardUse, Faults, Finder, VirtualCard, VirtualFacts};
 use crate::engine::EngineError;
 use crate::plan::{BackendKind, Card, Machine};
+use crate::probe::interface_of;
 
-/// A device without memory yet.
-pub fn open(card: &Card, cpu: &CpuOptions, faults: &Arc<Faults>, in_use: &Arc<CardUse>) -> Result<Box<dyn Backend>, LaunchError> {
-    let inner = || CpuBackend::new(cpu.clone()).map_err(|e| LaunchError::Engine(EngineError::Backend(e)));
-    match card.backend {
-        BackendKind::Cpu => Ok(Box::new(inner()?)),
-        BackendKind::Virtual => {
-            let largest = [card.max_buffer, card.max_binding].into_iter().flatten().map(|size| size.0).min();
-            let facts = VirtualFacts {
-                id: card.id.clone(),
-                name: card.name.clone(),
-                limit_bytes: card.free.0,
-                max_piece_bytes: largest.unwrap_or(u64::MAX),
-                faults: Arc::clone(faults),
-                in_use: Arc::clone(in_use),
-            };
-            Ok(Box::new(VirtualCard::new(inner()?, facts)))
-        }
-        backend => Err(LaunchError::NoBackend { card: card.id.clone(), backend }),
+type Opened = Result<Box<dyn Backend>, LaunchError>;
+type Open = fn(&Opener<'_>, &Card) -> Opened;
+
+/// How cards of each kind are opened.
+const OPENERS: &[(BackendKind, Open)] = &[
+    (BackendKind::Cpu, |opener, card| opener.cpu(card)),
+    (BackendKind::Virtual, |opener, card| opener.virtual_card(card)),
+    (BackendKind::Cuda, |opener, card| opener.found(card)),
+    (BackendKind::Hip, |opener, card| opener.found(card)),
+    (BackendKind::Vulkan, |opener, card| opener.found(card)),
+    (BackendKind::Dx12, |opener, card| opener.found(card)),
+    (BackendKind::Metal, |opener, card| opener.found(card)),
+];
+
+/// What opening needs beside the card.
+pub struct Opener<'a> {
+    pub cpu: &'a CpuOptions,
+    pub faults: &'a Arc<Faults>,
+    pub in_use: &'a Arc<CardUse>,
+    pub drivers: &'a Drivers,
+}
+
+impl Opener<'_> {
+    /// A device without memory yet.
+    pub fn open(&self, card: &Card) -> Opened {
+        let opener = OPENERS.iter().find(|(kind, _)| *kind == card.backend);
+        opener.map_or_else(|| Err(no_backend(card)), |(_, open)| open(self, card))
+    }
+
+    fn processor(&self) -> Result<CpuBackend, LaunchError> {
+        CpuBackend::new(self.cpu.clone()).map_err(|e| LaunchError::Engine(EngineError::Backend(e)))
+    }
+
+    fn cpu(&self, _card: &Card) -> Opened {
+        Ok(Box::new(self.processor()?))
+    }
+
+    fn virtual_card(&self, card: &Card) -> Opened {
+        let largest = [card.max_buffer, card.max_binding].into_iter().flatten().map(|size| size.0).min();
+        let facts = VirtualFacts {
+            id: card.id.clone(),
+            name: card.name.clone(),
+            limit_bytes: card.free.0,
+            max_piece_bytes: largest.unwrap_or(u64::MAX),
+            faults: Arc::clone(self.faults),
+            in_use: Arc::clone(self.in_use),
+        };
+        Ok(Box::new(VirtualCard::new(self.processor()?, facts)))
+    }
+
+    /// A card of this PC: the one that the plan means, under the plan's name.
+    fn found(&self, card: &Card) -> Opened {
+        let finder = self.drivers.finder(card.backend).ok_or_else(|| no_backend(card))?;
+        let found = self.drivers.locate(card).ok_or_else(|| LaunchError::NoSuchCard { card: card.id.clone() })?;
+        let named = NamedCard { id: card.id.clone(), ..found.clone() };
+        let options = CardOptions { cancel: Arc::clone(&self.cpu.cancel) };
+        finder.open(&named, &options).map_err(|e| LaunchError::Engine(EngineError::Backend(e)))
+    }
+}
+
+fn no_backend(card: &Card) -> LaunchError {
+    LaunchError::NoBackend { card: card.id.clone(), backend: card.backend }
+}
+
+/// The drivers of this PC and the cards they have, asked once a launch.
+pub struct Drivers {
+    finders: &'static [&'static dyn Finder],
+    survey: Survey,
+}
+
+impl Drivers {
+    /// Asks only the drivers that the machine has cards of.
+    pub fn of(machine: &Machine, finders: &'static [&'static dyn Finder]) -> Drivers {
+        let needed =
+            |finder: &&dyn Finder| machine.cards.iter().any(|card| interface_of(card.backend) == Some(finder.interface()));
+        let asked: Vec<&dyn Finder> = finders.iter().copied().filter(needed).collect();
+        Drivers { finders, survey: survey(&asked) }
+    }
+
+    /// Whether this version can drive cards of the kind at all.
+    pub fn can_drive(&self, kind: BackendKind) -> bool {
+        interface_of(kind).is_none() || self.finder(kind).is_some()
+    }
+
+    fn finder(&self, kind: BackendKind) -> Option<&'static dyn Finder> {
+        let interface = interface_of(kind)?;
+        self.finders.iter().copied().find(|finder| finder.interface() == interface)
+    }
+
+    fn locate(&self, card: &Card) -> Option<&NamedCard> {
+        self.survey.locate(interface_of(card.backend)?, card.uuid.as_deref(), card.pci.as_deref(), &card.id)
+    }
+}
+
+impl CardReader for Drivers {
+    fn free_bytes(&mut self, card: &Card) -> Option<u64> {
+        let finder = self.finder(card.backend)?;
+        finder.free_bytes(&self.locate(card)?.card)
+    }
+
+    fn pause(&mut self, time: Duration) {
+        std::thread::sleep(time);
     }
 }
 

@@ -25,6 +25,10 @@ pub enum LaunchError {
         name(.backend)
     )]
     NoBackend { card: String, backend: BackendKind },
+    #[error(
+        "{card} of the plan is not in this PC (any more). Nothing was loaded; 'strata devices' lists the cards that are there"
+    )]
+    NoSuchCard { card: String },
     #[error("{card} is in use by {holder}. Nothing was loaded; end it, or choose other cards with --device")]
     CardInUse { card: String, holder: String },
     #[error("cannot make the lock file of {card} in '{folder}': {source}")]
@@ -52,6 +56,7 @@ impl LaunchError {
             LaunchError::Refused(_)
             | LaunchError::NotYet { .. }
             | LaunchError::NoBackend { .. }
+            | LaunchError::NoSuchCard { .. }
             | LaunchError::CardInUse { .. }
             | LaunchError::Allocation { .. } => true,
             LaunchError::Facts { .. }

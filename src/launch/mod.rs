@@ -10,13 +10,15 @@ mod settle;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub use devices::within_this_pc;
+pub use devices::{Drivers, within_this_pc};
 pub use error::LaunchError;
 pub use lock::{CardLock, default_lock_folder};
-pub use settle::{CardReader, NoDrivers, Reading, SettlePolicy, Verdict, judge, wait_for_cards};
+pub use settle::{CardReader, Reading, SettlePolicy, Verdict, judge, wait_for_cards};
+
+use devices::Opener;
 
 use crate::backend::cpu::CpuOptions;
-use crate::backend::{ArenaSizes, CardUse, Faults};
+use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
 use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
@@ -41,6 +43,8 @@ pub struct Launch {
     pub cpu: CpuOptions,
     /// Folder of the cards' lock files; `None` takes no locks.
     pub locks: Option<PathBuf>,
+    /// The backends that cards are opened by.
+    pub finders: &'static [&'static dyn Finder],
     /// For tests: allocations of virtual cards that fail, and the bytes they have in use.
     pub faults: Arc<Faults>,
     pub in_use: Arc<CardUse>,
@@ -77,18 +81,20 @@ pub struct CardCheck {
 /// # Errors
 /// A refusal with its reasons before anything was taken, or an allocation that failed against the plan; then everything has
 /// been given back.
-pub fn open_planned(launch: Launch, reader: &mut dyn CardReader, audience: &mut dyn Audience) -> Result<Launched, LaunchError> {
-    let Launch { files, model, mut machine, limits, options, cpu, locks, faults, in_use } = launch;
+pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launched, LaunchError> {
+    let Launch { files, model, mut machine, limits, options, cpu, locks, finders, faults, in_use } = launch;
+    let mut drivers = Drivers::of(&machine, finders);
     let facts = PlanModel::from_header(&ModelHeader::from(&*files))
         .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
-    wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), reader, audience);
+    wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
-    let source = Source { facts: &facts, files: &files, model: &model };
+    let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
     let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
     audience.planned(&plan);
+    let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
     let mut built = Vec::with_capacity(stages.len());
     for (planned, stage) in plan.stages.iter().zip(stages) {
-        let backend = devices::open(&machine.cards[planned.card.0], &cpu, &faults, &in_use)?;
+        let backend = opener.open(&machine.cards[planned.card.0])?;
         built.push(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend });
     }
     let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
@@ -103,6 +109,7 @@ struct Source<'a> {
     facts: &'a PlanModel,
     files: &'a ModelFiles,
     model: &'a Model,
+    drivers: &'a Drivers,
 }
 
 /// A plan whose arenas are those of the built stages, its stages, and the locks of its cards.
@@ -125,7 +132,7 @@ fn settle(
     loop {
         tries += 1;
         let first = plan(source.facts, &room, limits).map_err(refused)?;
-        check_capabilities(&first, machine)?;
+        check_capabilities(&first, machine, source.drivers)?;
         let locks = lock(&first)?;
         let (options, stages) = build(&first, source, options)?;
         let arenas = arenas(&first, &stages);
@@ -165,13 +172,13 @@ fn refused(mut refusal: Box<Refusal>) -> LaunchError {
 }
 
 /// Refuses what can be planned but not yet be executed.
-fn check_capabilities(plan: &Plan, machine: &Machine) -> Result<(), LaunchError> {
+fn check_capabilities(plan: &Plan, machine: &Machine, drivers: &Drivers) -> Result<(), LaunchError> {
     let missing: Vec<Capability> = plan.needs.iter().copied().filter(|need| !CAPABILITIES.contains(need)).collect();
     if !missing.is_empty() {
         return Err(LaunchError::NotYet { missing });
     }
     let cards = plan.stages.iter().map(|stage| &machine.cards[stage.card.0]);
-    match cards.into_iter().find(|card| !matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual)) {
+    match cards.into_iter().find(|card| !drivers.can_drive(card.backend)) {
         Some(card) => Err(LaunchError::NoBackend { card: card.id.clone(), backend: card.backend }),
         None => Ok(()),
     }

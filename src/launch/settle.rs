@@ -71,20 +71,6 @@ pub trait CardReader {
     fn pause(&mut self, time: Duration);
 }
 
-/// The CPU and virtual cards have no driver that could be asked.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct NoDrivers;
-
-impl CardReader for NoDrivers {
-    fn free_bytes(&mut self, _card: &Card) -> Option<u64> {
-        None
-    }
-
-    fn pause(&mut self, time: Duration) {
-        std::thread::sleep(time);
-    }
-}
-
 /// Waits for cards of which other programs hold much, while they still give memory back; writes what is free in the end into
 /// the machine.
 pub fn wait_for_cards(

@@ -187,14 +187,19 @@ fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<
                 if found.contains(&at) {
                     return wrong(format!("--device: {id} is listed twice"));
                 }
+                if let Some(twin) = found.iter().find(|&&other| machine.cards[other].is_same_hardware(&machine.cards[at])) {
+                    return wrong(format!("--device: {} and {id} are the same card", machine.cards[*twin].id));
+                }
                 found.push(at);
             }
             found
         }
         None => {
             let all = 0..machine.cards.len();
-            let gpus: Vec<usize> = all.clone().filter(|&i| machine.cards[i].backend != BackendKind::Cpu).collect();
-            if gpus.is_empty() { all.collect() } else { gpus }
+            let of_its_own =
+                |i: &usize| machine.cards[*i].backend != BackendKind::Cpu && machine.cards[*i].by_name_only.is_none();
+            let gpus: Vec<usize> = all.clone().filter(of_its_own).collect();
+            if gpus.is_empty() { all.filter(|&i| machine.cards[i].by_name_only.is_none()).collect() } else { gpus }
         }
     };
     let stricter = |&i: &usize| machine.cards[i].alignment.is_some_and(|a| u64::from(a) > crate::program::ARENA_ALIGN_BYTES);

@@ -124,6 +124,9 @@ pub struct Card {
     pub opened: bool,
     #[serde(default)]
     pub drives_display: bool,
+    /// Why the card takes part only if `--device` names it: another interface reaches it better, or the processor plays it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by_name_only: Option<String>,
     /// The card's memory is the host's RAM (integrated graphics, the CPU itself).
     #[serde(default)]
     pub shares_host_memory: bool,
@@ -232,6 +235,41 @@ fn usable(rate: f64) -> bool {
 }
 
 impl Card {
+    /// A card of which only name and memory are known; everything else is assumed.
+    pub fn new(id: impl Into<String>, name: impl Into<String>, backend: BackendKind, driver: DriverKind, total: Size) -> Card {
+        Card {
+            id: id.into(),
+            name: name.into(),
+            backend,
+            driver,
+            uuid: None,
+            pci: None,
+            total,
+            free: total,
+            opened: false,
+            drives_display: false,
+            by_name_only: None,
+            shares_host_memory: false,
+            memory_gbs: None,
+            bus_gbs: None,
+            bus_median_gbs: None,
+            compute_tflops: None,
+            max_buffer: None,
+            max_binding: None,
+            alignment: None,
+            context_bytes: None,
+            module_bytes: None,
+            library_bytes: None,
+            graph_bytes: None,
+        }
+    }
+
+    /// Whether both are the same piece of hardware under two names.
+    pub fn is_same_hardware(&self, other: &Card) -> bool {
+        let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
+        same(&self.uuid, &other.uuid) || same(&self.pci, &other.pci)
+    }
+
     fn check(&self) -> Result<(), MachineError> {
         let fail =
             |problem: &str| Err(MachineError::Invalid { what: format!("card '{}'", self.id), problem: problem.to_string() });

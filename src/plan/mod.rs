@@ -34,7 +34,7 @@ pub use model::{
 };
 pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
 pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
-pub use report::{render_devices, render_refusal, render_report, render_short, why};
+pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
 pub use rules::{Assumption, held_bytes};
 pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};

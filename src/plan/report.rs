@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use super::machine::Machine;
 use super::planner::{Plan, PlannedStage};
 use super::refusal::Refusal;
 use super::rows::{Pool, PoolSheet, Row};
@@ -160,59 +159,6 @@ pub fn render_short(plan: &Plan) -> String {
         );
     }
     out
-}
-
-/// A machine as `strata devices` shows it.
-pub fn render_devices(machine: &Machine) -> String {
-    let host = &machine.host;
-    let mut out = format!("{}\n", machine.name);
-    let simd = host.simd.as_deref().unwrap_or("no known vector instructions");
-    let _ = writeln!(
-        out,
-        "host: {} core(s), {simd}; RAM {}, {} available",
-        host.cores,
-        human(host.ram_total.0),
-        human(host.ram_available.0)
-    );
-    let limits = [
-        ("container limit", host.container_limit),
-        ("container used", host.container_used),
-        ("pinned limit", host.pinned_limit),
-        ("mlock limit", host.memlock_limit),
-        ("commit limit", host.commit_limit),
-        ("commit used", host.commit_used),
-        ("page file", host.page_file),
-    ];
-    for (name, size) in limits.into_iter().filter_map(|(name, size)| Some((name, size?))) {
-        let _ = writeln!(out, "  {name}: {}", human(size.0));
-    }
-    rates(&mut out, &[("RAM read", host.ram_read_gbs, "GB/s"), ("weights multiplied", host.cpu_weights_gbs, "GB/s")]);
-    for card in &machine.cards {
-        let _ = writeln!(out, "{}: {}, {} free of {}", card.id, card.name, human(card.free.0), human(card.total.0));
-        let places = [("pci", &card.pci), ("uuid", &card.uuid)];
-        for (name, place) in places.into_iter().filter_map(|(name, place)| Some((name, place.as_ref()?))) {
-            let _ = writeln!(out, "  {name}: {place}");
-        }
-        rates(
-            &mut out,
-            &[
-                ("memory", card.memory_gbs, "GB/s"),
-                ("host to card, warm", card.bus_gbs, "GB/s"),
-                ("host to card, median", card.bus_median_gbs, "GB/s"),
-                ("matrix products", card.compute_tflops, "TFLOP/s"),
-            ],
-        );
-    }
-    for disk in &machine.disks {
-        let _ = writeln!(out, "disk {}: {}", disk.name, disk.read_gbs.map_or("not measured".into(), |r| format!("{r:.1} GB/s")));
-    }
-    out
-}
-
-fn rates(out: &mut String, rates: &[(&str, Option<f64>, &str)]) {
-    for (name, rate, unit) in rates.iter().filter_map(|(name, rate, unit)| Some((name, (*rate)?, unit))) {
-        let _ = writeln!(out, "  {name}: {rate:.1} {unit}");
-    }
 }
 
 /// How a row's number came about; `None` if there is no such row.

@@ -1,5 +1,5 @@
-//! What this PC is: the facts that the planner needs, read from the system. Cards are added by their backends; here is
-//! the host and, as the device that is always there, its CPU.
+//! What this PC is: the facts that the planner needs, read from the system. Cards are found by their backends; here they
+//! become cards of the planner, beside the host and, as the device that is always there, its CPU.
 
 mod bandwidth;
 #[cfg(target_os = "linux")]
@@ -9,53 +9,61 @@ mod macos;
 #[cfg(windows)]
 mod windows;
 
+mod cards;
+mod report;
+
+pub use cards::{interface_of, kind_of};
+pub use report::DevicesReport;
+
+use crate::backend::discovery::{Survey, survey};
+use crate::backend::{FINDERS, Finder};
 use crate::plan::{BackendKind, Card, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
 
 /// How much time probing may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// Read what the system says: a few milliseconds.
+    /// Read what the system says: a few milliseconds, and what the drivers take to start.
     Read,
-    /// Also measure how fast RAM is read: about a second.
+    /// Also measure how fast RAM and cards are: about a second each.
     Measure,
 }
 
-/// This PC with its CPU as the only device.
-pub fn probe(effort: Effort) -> Machine {
+/// This PC for the planner, and for people what was found on the way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Probed {
+    pub machine: Machine,
+    pub survey: Survey,
+}
+
+/// This PC: its host, the cards of all backends, and its CPU, which is always there.
+pub fn probe(effort: Effort) -> Probed {
+    probe_with(effort, FINDERS)
+}
+
+/// The same with the given backends only.
+pub fn probe_with(effort: Effort, finders: &[&dyn Finder]) -> Probed {
     let mut host = read_host();
     if effort == Effort::Measure {
         host.ram_read_gbs = bandwidth::ram_read_gbs(host.cores as usize);
     }
-    let cpu = cpu_card(&host);
-    Machine { version: MACHINE_VERSION, name: "this PC".into(), host, cards: vec![cpu], disks: vec![] }
+    let survey = survey(finders);
+    let mut cards = cards::planned(&survey, &host, |card| {
+        let finder = finders.iter().find(|f| f.interface() == card.interface);
+        finder.filter(|_| effort == Effort::Measure).map(|f| f.measure(card)).unwrap_or_default()
+    });
+    cards.push(cpu_card(&host));
+    let machine = Machine { version: MACHINE_VERSION, name: "this PC".into(), host, cards, disks: vec![] };
+    Probed { machine, survey }
 }
 
 fn cpu_card(host: &Host) -> Card {
     let container = host.container_limit.map(|limit| limit.0.saturating_sub(host.container_used.unwrap_or_default().0));
     let free = container.map_or(host.ram_available.0, |left| left.min(host.ram_available.0));
+    let name = host.simd.as_ref().map_or_else(|| "CPU".to_string(), |simd| format!("CPU, {simd}"));
     Card {
-        id: "cpu".into(),
-        name: host.simd.as_ref().map_or_else(|| "CPU".to_string(), |simd| format!("CPU, {simd}")),
-        backend: BackendKind::Cpu,
-        driver: DriverKind::None,
-        uuid: None,
-        pci: None,
-        total: host.ram_total,
         free: Size(free),
-        opened: false,
-        drives_display: false,
         shares_host_memory: true,
-        memory_gbs: None,
-        bus_gbs: None,
-        bus_median_gbs: None,
-        compute_tflops: None,
-        max_buffer: None,
-        max_binding: None,
-        alignment: None,
-        context_bytes: None,
-        module_bytes: None,
-        library_bytes: None,
-        graph_bytes: None,
+        ..Card::new("cpu", name, BackendKind::Cpu, DriverKind::None, host.ram_total)
     }
 }
 

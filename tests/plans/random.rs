@@ -119,6 +119,7 @@ impl Random {
             free: Size(total - self.between(0, 200) * MIB),
             opened: self.chance(30),
             drives_display: self.chance(30),
+            by_name_only: None,
             shares_host_memory: self.chance(15),
             memory_gbs: self.rate(50, 1000),
             bus_gbs: self.rate(1, 60),
