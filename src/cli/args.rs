@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use crate::plan::KvType;
 use crate::sample::SamplingParams;
 
+use super::tiers::TierArgs;
 use super::wishes::WishArgs;
 
 #[derive(Debug, Clone, Args)]
@@ -64,6 +65,8 @@ pub struct ComputeArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub wishes: WishArgs,
+    #[command(flatten)]
+    pub tiers: TierArgs,
 }
 
 /// What the CPU reads at once where the plan may choose: more gains nothing there.

@@ -13,6 +13,7 @@ use super::output::note;
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
+use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
@@ -96,7 +97,7 @@ impl OpenModel {
             model: Arc::clone(&self.model),
             machine,
             limits: limits(compute, &options)?,
-            options: OpenOptions { cancel: interrupt.flag(), ..options },
+            options: OpenOptions { cancel: interrupt.flag(), experts: experts(compute, options.experts.record)?, ..options },
             cpu,
             locks: Some(default_lock_folder()),
             finders: FINDERS,
@@ -117,6 +118,11 @@ impl OpenModel {
         }
         Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed() })
     }
+}
+
+/// The user's wishes for experts.
+fn experts(compute: &ComputeArgs, record: bool) -> Result<ExpertOptions, CliError> {
+    Ok(ExpertOptions { record, ..compute.tiers.options()? })
 }
 
 /// What the plan must heed: the verb's own numbers and the user's wishes.

@@ -1,6 +1,7 @@
 //! `strata run`: one prompt, one answer.
 
 use std::io::{self, IsTerminal, Read};
+use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
@@ -13,7 +14,9 @@ use super::open::{Loaded, OpenModel, Stopping};
 use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
+use super::trace::keep_trace;
 use crate::engine::{Finish, GenerateOptions, Generation, OpenOptions};
+use crate::experts::ExpertOptions;
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
@@ -71,6 +74,11 @@ struct JsonAnswer<'a> {
 }
 
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
+    answer(args, None)
+}
+
+/// Answers the prompt, and keeps what the router chose in the file `trace`.
+pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let text = read_prompt(args)?;
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
@@ -95,6 +103,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
         prompt_rows: args.compute.ubatch_size.min(context),
         decode_rows: 1,
         max_outputs: 1,
+        experts: ExpertOptions { record: trace.is_some(), ..ExpertOptions::default() },
         ..OpenOptions::default()
     };
     let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
@@ -103,6 +112,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
+    if let Some(path) = trace {
+        keep_trace(&mut loaded, &generation.stats(), path)?;
+    }
     // The weights go first, so that measuring does not add to the memory that the run takes.
     drop(loaded);
     let stopped = finish == Finish::Interrupted;
@@ -125,6 +137,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             Finish::EndToken(_) | Finish::StopText(_) | Finish::MaxTokens => {}
         }
         note(report.line());
+        if let Some(tiers) = &report.tiers {
+            note(tiers.line());
+        }
     }
     if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
 }

@@ -57,6 +57,12 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether only the request has failed: an expert could not be read, and devices and tiers are as they were.
+    pub fn spares_the_engine(&self) -> bool {
+        let (EngineError::Experts(error) | EngineError::Schedule(ScheduleError::Experts(error))) = self else { return false };
+        matches!(error, ExpertError::Read { .. } | ExpertError::Deadline { .. })
+    }
+
     /// Whether somebody asked for this end.
     pub fn is_interruption(&self) -> bool {
         let backend = match self {
@@ -83,7 +89,8 @@ pub struct OpenOptions {
     pub kv: KvFormat,
     /// Newest tokens that can be taken back without recomputing, for models with recurrent state.
     pub undo_tokens: u32,
-    /// Slots for the experts of each layer of the model; `None`: devices hold all experts.
+    /// Slots for the experts of each layer of the model, found by a table. `None`, or a layer with `u32::MAX`: the device holds
+    /// all of them.
     pub expert_slots: Option<Vec<u32>>,
     pub experts: ExpertOptions,
     /// How the processor computes experts that no device holds.
@@ -120,9 +127,7 @@ impl OpenOptions {
         if self.prompt_rows > decode_rows {
             programs.push(("prompt".to_string(), shape(self.prompt_rows)));
         }
-        let of_layers = |slots: &Vec<u32>| {
-            layers.clone().map(|l| slots.get(l as usize).copied().unwrap_or(u32::MAX)).collect()
-        };
+        let of_layers = |slots: &Vec<u32>| layers.clone().map(|l| slots.get(l as usize).copied().unwrap_or(u32::MAX)).collect();
         let expert_slots = self.expert_slots.as_ref().map(of_layers);
         StageOptions {
             layers,

@@ -8,6 +8,9 @@ pub struct Rates {
     pub processor_bytes_s: f64,
     /// Seconds of the processor for one more row of an expert, where arithmetic is what takes time.
     pub processor_row_s: f64,
+    /// Bytes of held experts that the card works through in a second, as far as the host has to stand still for it; 0 where that
+    /// is not known.
+    pub card_bytes_s: f64,
     /// Bytes a second from RAM to the card; 0 where no expert can be copied.
     pub bus_bytes_s: f64,
     /// Whether the card works while the processor does. A card that the processor plays does not.
@@ -18,6 +21,16 @@ impl Rates {
     /// Seconds for the processor to compute `rows` rows of an expert.
     pub fn processor_s(&self, slab_bytes: u64, rows: u32) -> f64 {
         (slab_bytes as f64 / self.processor_bytes_s.max(1.0)).max(f64::from(rows) * self.processor_row_s)
+    }
+
+    /// Seconds for the card to compute held experts.
+    pub fn card_s(&self, bytes: u64) -> f64 {
+        if self.card_bytes_s > 0.0 { bytes as f64 / self.card_bytes_s } else { 0.0 }
+    }
+
+    /// Seconds of both, one beside the other or one after the other.
+    pub fn together_s(&self, card_s: f64, processor_s: f64) -> f64 {
+        if self.overlaps { card_s.max(processor_s) } else { card_s + processor_s }
     }
 
     /// Seconds for an expert to come over the bus.
@@ -55,7 +68,7 @@ mod tests {
     const SLAB: u64 = 2_000_000;
 
     fn rates(bus: f64, processor: f64) -> Rates {
-        Rates { processor_bytes_s: processor, processor_row_s: 1e-6, bus_bytes_s: bus, overlaps: true }
+        Rates { processor_bytes_s: processor, processor_row_s: 1e-6, card_bytes_s: 0.0, bus_bytes_s: bus, overlaps: true }
     }
 
     fn bus_share(rows: u32, count: u32, rates: &Rates) -> f64 {

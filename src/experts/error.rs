@@ -29,8 +29,10 @@ pub enum ExpertError {
     NoSlotForReproducible { layer: u32 },
     #[error("layer {layer}: {bytes} bytes of RAM for experts are less than one expert; a larger --ram-budget helps")]
     NoRam { layer: u32, bytes: u64 },
-    #[error("slot {slot} of layer {layer} does not hold what was copied to it: expert {expert} has checksum {expected:016x}, the \
-             slot {found:016x}")]
+    #[error(
+        "slot {slot} of layer {layer} does not hold what was copied to it: expert {expert} has checksum {expected:016x}, the \
+             slot {found:016x}"
+    )]
     WrongBytes { layer: u32, slot: u32, expert: u32, expected: u64, found: u64 },
     #[error("the readers could not be started: {reason}")]
     Threads { reason: String },

@@ -65,11 +65,7 @@ pub struct Columns {
 impl Columns {
     fn of(program: &Program, view: View) -> Columns {
         let buffer = program.buffer(view.buffer);
-        Columns {
-            offset_bytes: buffer.offset_bytes + u64::from(view.offset) * 4,
-            stride: buffer.width,
-            width: view.width,
-        }
+        Columns { offset_bytes: buffer.offset_bytes + u64::from(view.offset) * 4, stride: buffer.width, width: view.width }
     }
 
     /// All rows, where nothing lies between them.

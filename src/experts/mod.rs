@@ -25,12 +25,14 @@ mod stats;
 mod trace;
 
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
 pub use cost::{Rates, split};
 pub use disk::DiskOptions;
 pub use error::ExpertError;
+pub use host::MOST_ROWS;
 pub use layer::Geometry;
 pub use popularity::Popularity;
 pub use profile::Profile;
@@ -72,6 +74,8 @@ pub struct ExpertOptions {
     pub reproducible: bool,
     /// Popularity of earlier sessions.
     pub profile: Option<Arc<Profile>>,
+    /// Where the popularity is kept when the engine ends.
+    pub profile_file: Option<PathBuf>,
     pub disk: DiskOptions,
     /// Compares the bytes of every slot with its expert before each use, and fills slots with noise before each copy. Slow.
     pub verify: bool,
@@ -87,6 +91,7 @@ impl Default for ExpertOptions {
             misses: Misses::Auto,
             reproducible: false,
             profile: None,
+            profile_file: None,
             disk: DiskOptions::default(),
             verify: false,
             record: false,
@@ -194,7 +199,7 @@ impl ExpertPlan {
         let residency = residency_of(&layers, &ram_slots, &ring, options.profile.as_deref())?;
         let host = Host::open(backend, &layers, &ram_slots, shapes)?;
         let largest = layers.iter().flat_map(|g| &g.parts).map(|w| w.matrix_bytes()).max().unwrap_or(0);
-        let on_disk = layers.iter().zip(&ram_slots).any(|(g, slots)| *slots < g.experts);
+        let on_disk = residency.iter().any(|r| (0..r.popularity.experts()).any(|e| r.home(e) == Home::Disk));
         let (disk, notices) = if on_disk {
             let (reader, notices) = DiskReader::open(files, largest as usize, options.disk)?;
             (Some(reader), notices)
@@ -215,7 +220,7 @@ impl ExpertPlan {
             stale: vec![true; layers.len()],
             host,
             disk,
-            rates: Rates { processor_bytes_s: 1e9, processor_row_s: 0.0, bus_bytes_s: 0.0, overlaps },
+            rates: Rates { processor_bytes_s: 1e9, processor_row_s: 0.0, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps },
             stats: TierStats::default(),
             work,
             sums: layers.iter().map(|g| vec![None; g.experts as usize]).collect(),
@@ -385,13 +390,16 @@ impl Experts {
         profile
     }
 
-    /// What the router chose since the last call, with what a replay needs to know.
-    pub fn take_trace(&mut self) -> Option<Trace> {
+    /// What the router chose since the last call, with what a replay needs to know. `dense_s` are the seconds of a decode window
+    /// without its experts.
+    pub fn take_trace(&mut self, dense_s: f64) -> Option<Trace> {
+        let seconds = self.stats.card_time.as_secs_f64();
+        let card_bytes_s = if seconds > 0.0 { self.stats.card_bytes as f64 / seconds } else { 0.0 };
         let header = TraceHeader {
             policy: self.options.policy,
-            rates: self.rates,
+            rates: Rates { card_bytes_s, ..self.rates },
             layers: (0..self.layers.len()).map(|i| self.trace_layer(i)).collect(),
-            dense_s: 0.0,
+            dense_s,
         };
         let recorder = self.recorder.as_mut()?;
         Some(recorder.take(header))
@@ -417,6 +425,16 @@ impl Experts {
         let len_bytes = decl.matrix_bytes();
         let offset_bytes = tensor.offset + u64::from(expert) * len_bytes;
         Ok(Stretch { shard: tensor.shard, offset_bytes, len_bytes: len_bytes as usize })
+    }
+}
+
+impl Drop for Experts {
+    /// Keeps the popularity. That the file can be written was seen when the options were read; a disk that is full by now only
+    /// costs the next start its warmth.
+    fn drop(&mut self) {
+        if let Some(path) = &self.options.profile_file {
+            let _ = self.profile(&self.files.name()).save(path);
+        }
     }
 }
 

@@ -161,7 +161,13 @@ impl Experts {
     }
 
     /// Copies what an exchange moves. The slot holds nobody until the copy is complete.
-    fn perform(&mut self, i: usize, layer: &mut LayerResidency, swap: &Swap, device: &mut dyn Backend) -> Result<(), ExpertError> {
+    fn perform(
+        &mut self,
+        i: usize,
+        layer: &mut LayerResidency,
+        swap: &Swap,
+        device: &mut dyn Backend,
+    ) -> Result<(), ExpertError> {
         let gone = || ExpertError::Defect { problem: format!("expert {} is not in RAM", swap.incoming) };
         let from = layer.ram.slot_of(swap.incoming).ok_or_else(gone)?;
         let slab = self.layers[i].slab(swap.slot);
@@ -221,14 +227,16 @@ impl Experts {
         Err(ExpertError::WrongBytes { layer: self.layers[i].layer, slot, expert, expected, found })
     }
 
-    /// FNV-1a of the parts of a slab, without what lies between them.
+    /// FNV-1a by words of the parts of a slab, without what lies between them.
     fn slab_sum(&self, i: usize, slab: &[u8]) -> u64 {
         let g = &self.layers[i];
         let mut sum = 0xcbf2_9ce4_8422_2325u64;
         for (p, part) in g.parts.iter().enumerate() {
             let at = g.part_offset(p) as usize;
-            for byte in &slab[at..at + part.matrix_bytes() as usize] {
-                sum = (sum ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+            let (words, rest) = slab[at..at + part.matrix_bytes() as usize].as_chunks::<8>();
+            let rest = rest.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+            for word in words.iter().map(|word| u64::from_le_bytes(*word)).chain([rest]) {
+                sum = (sum ^ word).wrapping_mul(0x0000_0100_0000_01b3);
             }
         }
         sum

@@ -2,8 +2,8 @@
 //! decides with, so that hit rates are exact.
 
 use super::residency::{LayerResidency, exchange};
-use super::{Home, Policy, Popularity, Profile, Rates, Swap, Trace, TraceRecord, split};
 use super::{ExpertError, TraceLayer};
+use super::{Home, Policy, Popularity, Profile, Rates, Swap, Trace, TraceRecord, split};
 
 /// What to try.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,13 +133,16 @@ fn choices(
             Home::Disk => &mut prediction.disk_calls,
         } += 1;
     }
-    let used = (0..layer.experts).filter(|e| rows_of[*e as usize] > 0 && !residency.card.holds(*e));
-    let mut missed: Vec<(u32, u32)> = used.map(|e| (e, rows_of[e as usize])).collect();
+    let used = || (0..layer.experts).filter(|e| rows_of[*e as usize] > 0);
+    let held = used().filter(|e| residency.card.holds(*e)).count() as u64;
+    let elsewhere = used().filter(|e| !residency.card.holds(*e));
+    let mut missed: Vec<(u32, u32)> = elsewhere.map(|e| (e, rows_of[e as usize])).collect();
     let to_card = split(&mut missed, layer.slab_bytes, &wishes.rates);
     admit(residency, &missed);
-    let bus_s = to_card as f64 * wishes.rates.bus_s(layer.slab_bytes).min(f64::MAX);
-    let processor_s: f64 = missed[to_card..].iter().map(|(_, rows)| wishes.rates.processor_s(layer.slab_bytes, *rows)).sum();
-    if to_card == 0 { processor_s } else { bus_s.max(processor_s) }
+    let rates = &wishes.rates;
+    let bus_s = if to_card == 0 { 0.0 } else { to_card as f64 * rates.bus_s(layer.slab_bytes) };
+    let processor_s: f64 = missed[to_card..].iter().map(|(_, rows)| rates.processor_s(layer.slab_bytes, *rows)).sum();
+    rates.together_s(rates.card_s(held * layer.slab_bytes) + bus_s, processor_s)
 }
 
 /// The experts that come from disk take their slots of RAM, as many at a time as there are.

@@ -54,8 +54,8 @@ pub struct LayerResidency {
 }
 
 impl LayerResidency {
-    /// The most popular experts on the card, the next ones in RAM; of equals those with lower numbers. With `copy_all` RAM has
-    /// every expert in the slot of its number.
+    /// The most popular experts on the card, the next ones in RAM; of equals those with lower numbers. RAM that
+    /// has room for all has every expert in the slot of its number.
     pub fn new(popularity: Popularity, card_slots: u32, ram_slots: u32) -> LayerResidency {
         let experts = popularity.experts();
         let mut order: Vec<u32> = (0..experts).collect();
@@ -64,13 +64,13 @@ impl LayerResidency {
         let (hot, rest) = order.split_at(card_slots.min(experts) as usize);
         let put = |slots: &mut Slots, slot: u32, expert: u32| {
             let filling = slots.begin(slot, expert);
-            slots.publish(filling)
+            slots.publish(filling);
         };
         for (slot, expert) in hot.iter().enumerate() {
             put(&mut card, slot as u32, *expert);
         }
         if ram_slots >= experts {
-            (0..experts).for_each(|e| drop(put(&mut ram, e, e)));
+            (0..experts).for_each(|e| put(&mut ram, e, e));
         } else {
             // Where RAM has room for more than the rest, copies of the card's least popular experts fill it.
             let order = rest.iter().chain(hot.iter().rev());

@@ -1,6 +1,6 @@
 //! What the tiers did: hits, bytes and time by tier.
 
-use std::ops::Sub;
+use std::ops::{Add, Sub};
 use std::time::Duration;
 
 /// Counts since the model was opened. The difference of two is what happened between.
@@ -25,31 +25,46 @@ pub struct TierStats {
     pub bus_time: Duration,
     pub disk_time: Duration,
     pub swap_time: Duration,
-    /// Time that windows waited for held experts on the card.
+    /// Time that the host stood still for held experts on the card.
     pub card_time: Duration,
+}
+
+impl TierStats {
+    /// Applies an operation to each count and each time.
+    fn combine(self, other: TierStats, count: fn(u64, u64) -> u64, time: fn(Duration, Duration) -> Duration) -> TierStats {
+        TierStats {
+            tokens: count(self.tokens, other.tokens),
+            card_calls: count(self.card_calls, other.card_calls),
+            ram_calls: count(self.ram_calls, other.ram_calls),
+            disk_calls: count(self.disk_calls, other.disk_calls),
+            card_bytes: count(self.card_bytes, other.card_bytes),
+            processor_bytes: count(self.processor_bytes, other.processor_bytes),
+            bus_bytes: count(self.bus_bytes, other.bus_bytes),
+            disk_bytes: count(self.disk_bytes, other.disk_bytes),
+            swaps: count(self.swaps, other.swaps),
+            swap_bytes: count(self.swap_bytes, other.swap_bytes),
+            processor_time: time(self.processor_time, other.processor_time),
+            bus_time: time(self.bus_time, other.bus_time),
+            disk_time: time(self.disk_time, other.disk_time),
+            swap_time: time(self.swap_time, other.swap_time),
+            card_time: time(self.card_time, other.card_time),
+        }
+    }
 }
 
 impl Sub for TierStats {
     type Output = TierStats;
 
     fn sub(self, before: TierStats) -> TierStats {
-        TierStats {
-            tokens: self.tokens - before.tokens,
-            card_calls: self.card_calls - before.card_calls,
-            ram_calls: self.ram_calls - before.ram_calls,
-            disk_calls: self.disk_calls - before.disk_calls,
-            card_bytes: self.card_bytes - before.card_bytes,
-            processor_bytes: self.processor_bytes - before.processor_bytes,
-            bus_bytes: self.bus_bytes - before.bus_bytes,
-            disk_bytes: self.disk_bytes - before.disk_bytes,
-            swaps: self.swaps - before.swaps,
-            swap_bytes: self.swap_bytes - before.swap_bytes,
-            processor_time: self.processor_time.saturating_sub(before.processor_time),
-            bus_time: self.bus_time.saturating_sub(before.bus_time),
-            disk_time: self.disk_time.saturating_sub(before.disk_time),
-            swap_time: self.swap_time.saturating_sub(before.swap_time),
-            card_time: self.card_time.saturating_sub(before.card_time),
-        }
+        self.combine(before, u64::saturating_sub, Duration::saturating_sub)
+    }
+}
+
+impl Add for TierStats {
+    type Output = TierStats;
+
+    fn add(self, more: TierStats) -> TierStats {
+        self.combine(more, u64::saturating_add, Duration::saturating_add)
     }
 }
 
@@ -99,5 +114,6 @@ mod tests {
         s.processor_time = Duration::from_millis(2);
         assert_eq!(s.slowest(), Some(("disk", Duration::from_millis(3))));
         assert_eq!((s - s).calls(), 0);
+        assert_eq!((s + s).calls(), 20);
     }
 }

@@ -74,6 +74,11 @@ impl TraceWriter {
 }
 
 impl Trace {
+    /// Complete windows of the whole model.
+    pub fn windows(&self) -> usize {
+        self.records.iter().filter(|r| matches!(r, TraceRecord::Window { stage: 0, .. })).count()
+    }
+
     /// # Errors
     /// What the system says.
     pub fn save(&self, path: &Path) -> Result<(), ExpertError> {
@@ -145,9 +150,8 @@ mod tests {
     use super::*;
 
     fn trace() -> Trace {
-        let layer =
-            TraceLayer { layer: 4, stage: 0, experts: 8, used: 2, slab_bytes: 512, card_slots: 3, ram_slots: 8 };
-        let rates = Rates { processor_bytes_s: 1e9, processor_row_s: 1e-6, bus_bytes_s: 0.0, overlaps: false };
+        let layer = TraceLayer { layer: 4, stage: 0, experts: 8, used: 2, slab_bytes: 512, card_slots: 3, ram_slots: 8 };
+        let rates = Rates { processor_bytes_s: 1e9, processor_row_s: 1e-6, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps: false };
         let mut writer = TraceWriter::new(1);
         writer.choices(0, 2, &[7, 0, 3, 1]);
         writer.window(0, 2);

@@ -6,6 +6,7 @@ mod devices;
 mod error;
 mod lock;
 mod settle;
+mod tiers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,16 +21,18 @@ use devices::Opener;
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
 use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
+use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
-    verify,
+    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained,
+    Violation, plan, verify,
 };
 use crate::program::{KvFormat, Stage};
 
 /// What the engine of this version can execute of what the planner can plan.
-pub const CAPABILITIES: [Capability; 2] = [Capability::SeveralStages, Capability::Checkpoints];
+pub const CAPABILITIES: [Capability; 4] =
+    [Capability::SeveralStages, Capability::Checkpoints, Capability::ExpertSlots, Capability::DiskExperts];
 
 /// What shall be opened, and how.
 #[derive(Clone)]
@@ -88,6 +91,7 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
         .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
+    let options = OpenOptions { host: cpu.clone(), ..options };
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
     let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
     audience.planned(&plan);
@@ -119,7 +123,8 @@ type Settled = (Plan, OpenOptions, Vec<Arc<Stage>>, Vec<CardLock>);
 const TRIES: usize = 4;
 
 /// Plans, builds the stages and plans again with their arenas. Where the work buffers turn out larger than estimated and no
-/// longer fit, the card is planned again with that much less room.
+/// longer fit, the card is planned again with that much less room. Where the room for experts turns out another, the stages are
+/// built anew with as many slots.
 fn settle(
     source: &Source<'_>,
     machine: &Machine,
@@ -134,19 +139,46 @@ fn settle(
         let first = plan(source.facts, &room, limits).map_err(refused)?;
         check_capabilities(&first, machine, source.drivers)?;
         let locks = lock(&first)?;
-        let (options, stages) = build(&first, source, options)?;
-        let arenas = arenas(&first, &stages);
-        let fixed = first.fixed(limits, Some(arenas.clone()));
-        match plan(source.facts, machine, &fixed) {
-            Ok(plan) => {
-                let violations = verify(&plan, source.facts, machine, &fixed);
-                let sound = violations.is_empty();
-                return if sound { Ok((plan, options, stages, locks)) } else { Err(LaunchError::Unsound { violations }) };
+        match build_and_plan(source, machine, limits, options, first)? {
+            Ok((plan, options, stages)) => return Ok((plan, options, stages, locks)),
+            Err((refusal, first, arenas)) => {
+                if tries == TRIES || !shrink(&mut room, &first, &arenas) {
+                    return Err(refused(refusal));
+                }
             }
-            Err(refusal) if tries == TRIES || !shrink(&mut room, &first, &arenas) => return Err(refused(refusal)),
-            Err(_) => {}
         }
     }
+}
+
+/// A plan with its stages, or why it does not fit with the arenas that its stages have.
+type Rebuilt = Result<(Plan, OpenOptions, Vec<Arc<Stage>>), (Box<Refusal>, Plan, Vec<StageArenas>)>;
+
+/// Builds the stages of a plan and plans again, until the stages have the slots that the plan gives them.
+fn build_and_plan(
+    source: &Source<'_>,
+    machine: &Machine,
+    limits: &Limits,
+    options: &OpenOptions,
+    first: Plan,
+) -> Result<Rebuilt, LaunchError> {
+    let mut current = first;
+    let held = |plan: &Plan| plan.stages.iter().map(|s| s.held.clone()).collect::<Vec<_>>();
+    for _ in 0..TRIES {
+        let (built, stages) = build(&current, source, options)?;
+        let arenas = arenas(&current, source.facts, &stages);
+        let fixed = current.fixed(limits, Some(arenas.clone()));
+        let next = match plan(source.facts, machine, &fixed) {
+            Ok(next) => next,
+            Err(refusal) => return Ok(Err((refusal, current, arenas))),
+        };
+        if held(&next) == held(&current) {
+            let violations = verify(&next, source.facts, machine, &fixed);
+            return if violations.is_empty() { Ok(Ok((next, built, stages))) } else { Err(LaunchError::Unsound { violations }) };
+        }
+        current = next;
+    }
+    let what = "the number of expert slots does not settle".into();
+    Err(LaunchError::Unsound { violations: vec![Violation { rule: "launch", what }] })
 }
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
@@ -199,7 +231,18 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
         _ => return Err(LaunchError::NotYet { missing: vec![Capability::QuantisedKv] }),
     };
     let decode_rows = options.decode_rows.max(decode_rows);
-    let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
+    let expert_slots = tiers::card_slots(plan, source.facts, options.experts.record);
+    let experts = ExpertOptions { ram_slots: Some(tiers::ram_slots(plan, source.facts)), ..options.experts.clone() };
+    let options = OpenOptions {
+        context: context_tokens,
+        prompt_rows: chunk,
+        decode_rows,
+        slots,
+        kv,
+        expert_slots,
+        experts,
+        ..options.clone()
+    };
     let tensors = Tensors::new(source.files);
     // Cells come in whole blocks of the indexer; the context is what was asked for.
     let cells = u32::try_from(cells).unwrap_or(context_tokens);
@@ -211,9 +254,13 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     Ok((options, stages))
 }
 
-fn arenas(plan: &Plan, stages: &[Arc<Stage>]) -> Vec<StageArenas> {
+/// The arenas of built stages. Slots of partly held experts lie among the weights, and are planned apart.
+fn arenas(plan: &Plan, model: &PlanModel, stages: &[Arc<Stage>]) -> Vec<StageArenas> {
     let arenas = plan.stages.iter().zip(stages).map(|(planned, stage)| {
         let ArenaSizes { weights_bytes, state_bytes, work_bytes } = ArenaSizes::of(stage);
+        let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
+        let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
+        let weights_bytes = if planned.all_held { weights_bytes } else { weights_bytes.saturating_sub(slots) };
         StageArenas { weights_bytes, state_bytes, work_bytes, experts_inside: planned.all_held }
     });
     arenas.collect()

@@ -293,12 +293,7 @@ impl Pipeline {
     }
 
     /// Waits for the stage's segment, takes the host steps after it, and starts the next long one.
-    fn turn(
-        &mut self,
-        at: &Place<'_>,
-        progress: &mut Progress,
-        mut watch: Option<&mut Watch<'_>>,
-    ) -> Result<(), ScheduleError> {
+    fn turn(&mut self, at: &Place<'_>, progress: &mut Progress, mut watch: Option<&mut Watch<'_>>) -> Result<(), ScheduleError> {
         let runner = &mut self.stages[at.stage];
         runner.wait(progress.ticket.take())?;
         // Segments in order: up to the choice of experts, the held experts, up to the next choice, ...
@@ -309,12 +304,14 @@ impl Pipeline {
         }
         let experts = self.experts.as_mut().ok_or(ScheduleError::NoTiers)?;
         experts.begin(at.stage, held / 2, at.program, at.params.rows, runner.backend.as_mut())?;
+        let start = Instant::now();
         let ticket = runner.start(at, held, watch.as_deref_mut())?;
+        let started = start.elapsed();
         let outcome = experts.work();
         // Whatever the host's part has come to, the device must be done before anything else happens to it.
         let start = Instant::now();
         runner.wait(ticket)?;
-        experts.waited_for_card(start.elapsed());
+        experts.waited_for_card(started + start.elapsed());
         outcome?;
         while experts.pass(runner.backend.as_mut())? {
             let ticket = runner.start(at, held, watch.as_deref_mut())?;

@@ -7,6 +7,7 @@
 //! a barrier after each. Nothing allocates during a run. Where to start: [`CpuBackend`], then `exec`, then `ops`.
 
 mod affinity;
+mod barrier;
 mod exec;
 pub mod kernels;
 mod layout;
@@ -16,6 +17,7 @@ mod params;
 mod pool;
 mod prepare;
 mod rope;
+mod sync;
 mod vector;
 mod view;
 
