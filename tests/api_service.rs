@@ -145,6 +145,50 @@ fn prompts_are_read_once() {
 }
 
 #[test]
+fn conversations_wait_in_ram_while_others_use_their_slots() {
+    let budget = 64 << 20;
+    let service = ServiceOptions { parked_bytes: budget, ..ServiceOptions::default() };
+    let server = Setup { slots: 1, service, ..Setup::default() }.start();
+    let cached = |reply: &Json| reply["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() as usize;
+    let read = |reply: &Json| reply["usage"]["prompt_tokens"].as_u64().unwrap() as usize;
+    let opening = |word: &str| format!("{word} {} {FRANCE}", long_text(80));
+    let turn = |question: &str, answer: Option<&str>| {
+        let mut messages = user(question);
+        if let Some(answer) = answer {
+            let more = [json!({ "role": "assistant", "content": answer }), json!({ "role": "user", "content": "Thanks." })];
+            messages.as_array_mut().unwrap().extend(more);
+        }
+        ask(&server, CHAT, &json!({ "messages": messages, "max_tokens": 20 }))
+    };
+    let first = turn(&opening("red"), None);
+    let second = turn(&opening("blue"), None);
+    assert!(cached(&second) * 2 < read(&second), "another conversation: {second}");
+    let parked = get(&server, "/v1/status").json()["parked"].clone();
+    assert_eq!(parked["conversations"], 1);
+    assert!(parked["bytes"].as_u64().unwrap() > 0 && parked["budget_bytes"] == budget);
+    // One slot, and still both conversations go on where they were.
+    for (question, answer) in [(opening("red"), &first), (opening("blue"), &second)] {
+        let next = turn(&question, Some(&text(answer)));
+        assert!(cached(&next) + 4 >= read(answer), "{next}");
+    }
+}
+
+#[test]
+fn requests_of_one_instant_find_the_free_slots_beside_the_queue() {
+    let hook: StepHook = Arc::new(|_| std::thread::sleep(Duration::from_millis(3)));
+    let service = ServiceOptions { queue: 2, before_step: Some(hook), ..ServiceOptions::default() };
+    let server = Setup { slots: 3, service, ..Setup::default() }.start();
+    let body = json!({ "messages": user(FRANCE), "max_tokens": 10 });
+    for _ in 0..5 {
+        let statuses: Vec<u16> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..5).map(|_| scope.spawn(|| post(&server, CHAT, &body).status)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert_eq!(statuses, [200; 5]);
+    }
+}
+
+#[test]
 fn a_panicking_engine_is_replaced() {
     let bomb = Arc::new(AtomicBool::new(false));
     let fuse = Arc::clone(&bomb);

@@ -95,6 +95,12 @@ function meter(name, used, total) {
   return make("div", "meter", make("span", "", name), bar, make("span", "", bytes(used)));
 }
 
+/// What a device could hold: its pool of the plan, or the host's RAM.
+function deviceRoom(status, id, ram) {
+  const pool = (status.engine?.plan?.pools ?? []).find((pool) => pool.name.split(" ")[0] === id);
+  return pool?.capacity ?? ram;
+}
+
 function showMonitor(status) {
   const rate = rates(status);
   const busy = status.slots.filter((slot) => slot.is_processing).length;
@@ -118,9 +124,13 @@ function showMonitor(status) {
   ]));
   const memory = status.engine?.memory ?? {};
   const total = (status.memory.resident_bytes ?? 0) + (status.memory.available_bytes ?? 0);
+  const pools = (status.engine?.plan?.pools ?? []).map((pool) => meter(`${pool.name}, planned`, pool.used, pool.capacity));
+  const devices = (status.engine?.devices ?? []).map((d) => meter(`${d.id}, in use`, d.arenas_bytes + d.scratch_bytes, deviceRoom(status, d.id, total)));
   $("memory").replaceChildren(
+    ...pools, ...devices,
     meter("Weights", memory.weights_bytes, total), meter("State", memory.state_bytes, total),
     meter("Work", memory.work_bytes, total), meter("Scratch", memory.scratch_bytes, total),
+    meter("Parked conversations", status.parked.bytes, status.parked.budget_bytes || total),
     meter("Whole process", status.memory.resident_bytes, total), meter("Still free", status.memory.available_bytes, total),
   );
   rows($("recent"), ["When", "Outcome", "Waited", "Prompt", "Cached", "Answer", "Speed", "Text"], status.recent.map((r) => [
@@ -130,7 +140,7 @@ function showMonitor(status) {
 }
 
 function showAbout(status) {
-  pairs($("about-model"), { ...status.model, devices: status.engine?.devices ?? [], version: status.version });
+  pairs($("about-model"), { ...status.model, devices: (status.engine?.devices ?? []).map((d) => `${d.id}: ${d.detail}`), version: status.version });
   pairs($("about-config"), status.configuration ?? {});
   const base = location.origin;
   $("about-use").textContent = [

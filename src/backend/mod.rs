@@ -2,6 +2,9 @@
 
 pub mod cpu;
 pub mod discovery;
+pub mod gpu;
+pub mod params;
+pub mod rope;
 mod virtual_card;
 
 pub use discovery::Finder;
@@ -33,11 +36,15 @@ pub struct ArenaSizes {
     pub weights_bytes: u64,
     pub state_bytes: u64,
     pub work_bytes: u64,
+    /// What the device's kernels keep beside the arenas, from [`Backend::scratch_bytes`].
+    pub scratch_bytes: u64,
 }
 
 impl ArenaSizes {
+    /// The arenas of a stage, without scratch.
     pub fn of(stage: &Stage) -> ArenaSizes {
-        ArenaSizes { weights_bytes: stage.weights_bytes, state_bytes: stage.state_bytes, work_bytes: stage.work_bytes }
+        let Stage { weights_bytes, state_bytes, work_bytes, .. } = *stage;
+        ArenaSizes { weights_bytes, state_bytes, work_bytes, scratch_bytes: 0 }
     }
 
     pub fn get(&self, arena: ArenaKind) -> u64 {
@@ -49,15 +56,16 @@ impl ArenaSizes {
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes + self.state_bytes + self.work_bytes
+        self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes
     }
 }
 
 /// Bytes in use as the device itself counts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryReport {
+    /// What [`Backend::open`] took.
     pub arenas_bytes: u64,
-    /// Scratch that the backend keeps beside the arenas, fixed by [`Backend::prepare`].
+    /// Scratch that the backend keeps beside that, fixed by [`Backend::prepare`].
     pub scratch_bytes: u64,
     /// Allocations after [`Backend::freeze`]. Each one is a defect.
     pub late_allocations: u64,
@@ -93,7 +101,16 @@ pub trait Backend: Send {
     /// Whether the device can execute an op of a stage, with the reason if not.
     fn supports(&self, stage: &Stage, op: &Op) -> Result<(), String>;
 
-    /// Takes the arenas. The only call that allocates device memory.
+    /// Bytes that the kernels of a stage's programs need beside its arenas. Asks no driver. Devices whose scratch is host memory
+    /// take it in [`Backend::prepare`] and need none here.
+    ///
+    /// # Errors
+    /// A step that the device cannot run.
+    fn scratch_bytes(&self, _stage: &Stage) -> Result<u64, BackendError> {
+        Ok(0)
+    }
+
+    /// Takes the arenas and the scratch. The only call that allocates device memory.
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError>;
 
     /// Copies bytes into an arena.

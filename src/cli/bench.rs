@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Loaded, OpenModel, Stopping};
+use super::open::{Keeps, Loaded, OpenModel, Stopping};
 use super::output::Output;
 use super::report::{MemoryReport, arithmetic, measured_bandwidth, percent, short};
 use crate::engine::{OpenOptions, Want};
@@ -183,7 +183,7 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
         max_outputs: 1,
         ..OpenOptions::default()
     };
-    let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
+    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
     let mut bench = Bench { sequence: loaded.engine.start()?, vocab: opened.model.dims().vocab, roof };
     let mut out = Output::new();
     if !args.json {

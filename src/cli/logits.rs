@@ -9,7 +9,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::npy::{NpyMatrix, not_the_model};
-use super::open::{Loaded, OpenModel, Stopping};
+use super::open::{Keeps, Loaded, OpenModel, Stopping};
 use super::output::note;
 use super::report::{arithmetic, short};
 use super::text::{open_tokenizer, raw_prompt};
@@ -76,7 +76,7 @@ pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     let mut file = NpyMatrix::create::<f32>(&args.output, tokens.len() as u64, vocab as usize)?;
     let mut dump = args.dump.as_deref().map(Dump::create).transpose()?;
     let options = OpenOptions { context, prompt_rows: rows, decode_rows: 1, max_outputs: rows, ..OpenOptions::default() };
-    let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
+    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
     let mut sequence = loaded.engine.start()?;
     let start = std::time::Instant::now();
     for window in tokens.chunks(rows as usize) {

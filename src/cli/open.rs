@@ -77,6 +77,7 @@ impl OpenModel {
         &self,
         compute: &ComputeArgs,
         options: OpenOptions,
+        keeps: Keeps,
         interrupt: &Interrupt,
         stopping: Stopping,
     ) -> Result<Loaded, CliError> {
@@ -96,7 +97,7 @@ impl OpenModel {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
             machine,
-            limits: limits(compute, &options)?,
+            limits: limits(compute, &options, keeps)?,
             options: OpenOptions { cancel: interrupt.flag(), experts: experts(compute, options.experts.record)?, ..options },
             cpu,
             locks: Some(default_lock_folder()),
@@ -116,7 +117,7 @@ impl OpenModel {
         if !compute.quiet {
             note(loaded_line(&launched));
         }
-        Ok(Loaded { engine: launched.engine, threads: threads.get(), load_time: start.elapsed() })
+        Ok(Loaded { engine: launched.engine, plan: launched.plan, threads: threads.get(), load_time: start.elapsed() })
     }
 }
 
@@ -126,14 +127,15 @@ fn experts(compute: &ComputeArgs, record: bool) -> Result<ExpertOptions, CliErro
 }
 
 /// What the plan must heed: the verb's own numbers and the user's wishes.
-fn limits(compute: &ComputeArgs, options: &OpenOptions) -> Result<Limits, CliError> {
+fn limits(compute: &ComputeArgs, options: &OpenOptions, keeps: Keeps) -> Result<Limits, CliError> {
     let flags = PlanFlags {
         context: Some(options.context),
         prefill: Some(options.prompt_rows),
         slots: Some(options.slots),
         ..compute.wishes.flags()
     };
-    Ok(Limits { kv: compute.kv.planned(), ..Limits::from_flags(&flags)? })
+    let Keeps { checkpoints, cache_ram } = keeps;
+    Ok(Limits { kv: compute.kv.planned(), checkpoints, cache_ram, ..Limits::from_flags(&flags)? })
 }
 
 /// What the devices and the system say of memory, against the plan.
@@ -196,9 +198,19 @@ pub enum Stopping {
 /// Contexts are chosen in steps of this many tokens.
 const CONTEXT_STEP: usize = 256;
 
+/// What a verb keeps in RAM beside the engine, for the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Keeps {
+    /// Checkpoints of all conversations together.
+    pub checkpoints: u32,
+    /// Bytes for conversations that had to leave their slots.
+    pub cache_ram: u64,
+}
+
 /// A model ready to compute.
 pub struct Loaded {
     pub engine: Engine,
+    pub plan: Plan,
     pub threads: usize,
     pub load_time: Duration,
 }

@@ -48,6 +48,9 @@ pub struct PlanArgs {
     /// Conversation checkpoints that are kept in RAM [default: 0]
     #[arg(long, value_name = "N")]
     checkpoints: Option<u32>,
+    /// RAM for conversations whose slots others need: 2GiB [default: 0]
+    #[arg(long, value_name = "SIZE")]
+    cache_ram: Option<String>,
     /// GGUF file or sheet of the draft block, where the model has none inside
     #[arg(long, value_name = "FILE")]
     draft_file: Option<PathBuf>,
@@ -137,6 +140,7 @@ fn limits(args: &PlanArgs, model: &PlanModel) -> Result<Limits, CliError> {
         prefill: args.prefill.and_then(|chunk| chunk.0),
         slots: args.slots,
         checkpoints: args.checkpoints,
+        cache_ram: args.cache_ram.clone(),
         ..args.wishes.flags()
     };
     Ok(Limits::from_flags(&flags)?)

@@ -10,7 +10,7 @@ use super::answer::{Answer, Show, generate_error};
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Loaded, OpenModel, Stopping};
+use super::open::{Keeps, Loaded, OpenModel, Stopping};
 use super::output::{Output, note};
 use super::report::{Report, measured_bandwidth};
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
@@ -106,7 +106,7 @@ pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
         experts: ExpertOptions { record: trace.is_some(), ..ExpertOptions::default() },
         ..OpenOptions::default()
     };
-    let mut loaded = opened.load(&args.compute, options, &interrupt, Stopping::AtOnce)?;
+    let mut loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::AtOnce)?;
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;

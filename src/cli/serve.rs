@@ -12,11 +12,13 @@ use serde_json::json;
 use super::args::{ComputeArgs, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{OpenModel, Stopping};
+use super::open::{Keeps, OpenModel, Stopping};
 use super::output::note;
 use super::text::{Chat, open_tokenizer};
-use crate::engine::service::{OpenEngine, Service, ServiceOptions, State};
-use crate::engine::{Engine, OpenOptions};
+use crate::engine::OpenOptions;
+use crate::engine::service::{OpenEngine, Opened, Service, ServiceOptions, State};
+use crate::launch::LaunchError;
+use crate::plan::{RefusalKind, Size};
 use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
 
 const EXAMPLES: &str = "\
@@ -101,6 +103,10 @@ struct SlotArgs {
     /// Checkpoints of its state that a conversation keeps, so that earlier turns need not be read again
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(0..=64))]
     checkpoints: u32,
+    /// RAM for conversations whose slots others need, so that they can go on without being read again: 8GiB
+    /// [default: 1GiB, or none if there is no room]
+    #[arg(long, value_name = "SIZE")]
+    cache_ram: Option<Size>,
     /// Name under which the model is listed [default: that of the file]
     #[arg(long, visible_alias = "alias", value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     served_model_name: Option<String>,
@@ -135,19 +141,27 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         trained_context: opened.model.dims().context as usize,
         vocab: tokenizer.vocab_len(),
     };
-    let options = options(args, &facts, keys, stops);
-    let service_options = ServiceOptions {
-        queue: args.service.queue as usize,
-        checkpoints: args.service.checkpoints as usize,
-        ..ServiceOptions::default()
-    };
+    let mut options = options(args, &facts, keys, stops);
     let address = SocketAddr::new(args.network.host, args.network.port);
     // Found out before a large model is loaded.
     TcpListener::bind(address).map(drop).map_err(|e| cannot_listen(address, &e))?;
     // The first engine is opened here, where its errors have exit codes.
-    let first = open_engine(&opened, args, context, &interrupt)?;
-    let open = reopen(Arc::clone(&opened), args.compute.clone(), engine_options(args, context), interrupt.clone(), first);
-    let service = Service::start(Arc::clone(&tokenizer), open, service_options);
+    let (first, keeps) = open_first(&opened, args, context, &interrupt)?;
+    options.about["cache_ram"] = json!(Size(keeps.cache_ram).to_string());
+    let service_options = ServiceOptions {
+        queue: args.service.queue as usize,
+        checkpoints: args.service.checkpoints as usize,
+        parked_bytes: usize::try_from(keeps.cache_ram).unwrap_or(usize::MAX),
+        ..ServiceOptions::default()
+    };
+    let reopening = Reopening {
+        opened,
+        compute: args.compute.clone(),
+        options: engine_options(args, context),
+        keeps,
+        interrupt: interrupt.clone(),
+    };
+    let service = Service::start(Arc::clone(&tokenizer), reopening.handing_out(first), service_options);
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
     let server = Server::start(Arc::clone(&app), address).map_err(|e| cannot_listen(address, &e))?;
@@ -196,31 +210,66 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     Err(CliError::Interrupted { told: true })
 }
 
+/// Rows of a decode window for which the kernels of decoding are made; more answers take several windows.
+const JOINT_ROWS: u32 = 8;
+
 fn engine_options(args: &ServeArgs, context: u32) -> OpenOptions {
     OpenOptions {
         context,
         slots: args.service.parallel,
         prompt_rows: args.compute.ubatch_size.min(context),
-        decode_rows: 1,
-        max_outputs: 1,
+        // Answers are computed together.
+        decode_rows: args.service.parallel.min(JOINT_ROWS),
+        max_outputs: args.service.parallel.min(JOINT_ROWS),
         ..OpenOptions::default()
     }
 }
 
-fn open_engine(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &Interrupt) -> Result<Engine, CliError> {
-    Ok(opened.load(&args.compute, engine_options(args, context), interrupt, Stopping::BetweenWindows)?.engine)
+/// Room for conversations that lost their slots, where nobody says otherwise.
+const USUAL_CACHE_RAM: Size = Size(1 << 30);
+
+/// Opens the engine, without room for parked conversations if that is what does not fit and nobody asked for it.
+fn open_first(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &Interrupt) -> Result<(Opened, Keeps), CliError> {
+    let checkpoints = args.service.parallel * args.service.checkpoints;
+    let open = |cache_ram: Size| {
+        let keeps = Keeps { checkpoints, cache_ram: cache_ram.0 };
+        let loaded = opened.load(&args.compute, engine_options(args, context), keeps, interrupt, Stopping::BetweenWindows)?;
+        Ok((Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }, keeps))
+    };
+    match open(args.service.cache_ram.unwrap_or(USUAL_CACHE_RAM)) {
+        Err(CliError::Launch(LaunchError::Refused(refusal)))
+            if args.service.cache_ram.is_none() && refusal.kind == RefusalKind::DoesNotFit =>
+        {
+            let without = open(Size(0))?;
+            note(format!("there is no room to park conversations: --cache-ram 0 instead of {USUAL_CACHE_RAM}"));
+            Ok(without)
+        }
+        opened => opened,
+    }
 }
 
-/// Hands out the engine that is open already; later, after a failure, opens another.
-fn reopen(opened: Arc<OpenModel>, compute: ComputeArgs, options: OpenOptions, interrupt: Interrupt, first: Engine) -> OpenEngine {
-    let mut first = Some(first);
-    Box::new(move || match first.take() {
-        Some(engine) => Ok(engine),
-        None => {
-            let loaded = opened.load(&compute, options.clone(), &interrupt, Stopping::BetweenWindows);
-            loaded.map(|loaded| loaded.engine).map_err(|e| e.to_string())
-        }
-    })
+/// What it takes to open the engine again.
+struct Reopening {
+    opened: Arc<OpenModel>,
+    compute: ComputeArgs,
+    options: OpenOptions,
+    keeps: Keeps,
+    interrupt: Interrupt,
+}
+
+impl Reopening {
+    /// Hands out the engine that is open already; later, after a failure, opens another.
+    fn handing_out(self, first: Opened) -> OpenEngine {
+        let mut first = Some(first);
+        Box::new(move || {
+            if let Some(engine) = first.take() {
+                return Ok(engine);
+            }
+            let Reopening { opened, compute, options, keeps, interrupt } = &self;
+            let loaded = opened.load(compute, options.clone(), *keeps, interrupt, Stopping::BetweenWindows);
+            loaded.map(|loaded| Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }).map_err(|e| e.to_string())
+        })
+    }
 }
 
 fn read_keys(args: &NetworkArgs) -> Result<Vec<String>, CliError> {

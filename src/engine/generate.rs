@@ -257,6 +257,28 @@ impl<'a> Generation<'a> {
         self.sampler.seed()
     }
 
+    /// The token that the next step would compute with, so that several generations can do it in one window
+    /// ([`Engine::feed_each`]); `None` where the next step computes a prompt, or nothing.
+    pub fn awaits(&self, engine: &Engine, sequence: &Sequence) -> Option<TokenId> {
+        let ends = self.finish.is_some()
+            || self.options.interrupt.load(Ordering::Relaxed)
+            || self.options.max_tokens == Some(self.generated.len())
+            || sequence.len() >= engine.options().context as usize;
+        self.pending.filter(|_| !ends && sequence.len() >= self.prompt.len())
+    }
+
+    /// Takes the scores after the awaited token, which a sequence of now `cells` tokens holds.
+    pub fn computed(&mut self, cells: usize, scores: &[f32]) {
+        copy_row(&mut self.logits, scores);
+        self.pending = None;
+        self.count_step(cells);
+    }
+
+    /// Counts the time of a window that was computed outside of [`Generation::step`].
+    pub fn took(&mut self, time: Duration) {
+        self.stats.decode_time += time;
+    }
+
     /// Reads a part of the prompt or produces a token.
     ///
     /// # Errors

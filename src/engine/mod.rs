@@ -2,7 +2,9 @@
 
 mod bandwidth;
 mod generate;
+mod joint;
 mod load;
+mod park;
 mod process;
 pub mod service;
 mod tables;
@@ -16,6 +18,7 @@ use thiserror::Error;
 pub use bandwidth::measure_read_bandwidth;
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, Tiered, load_bytes, load_ram, load_stage, ram_bytes};
+pub use park::Parked;
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 
@@ -313,7 +316,8 @@ impl Engine {
         // All memory of all devices before the first byte is read.
         let mut opened = Vec::with_capacity(built.len());
         for BuiltStage { stage, mut backend, .. } in built {
-            backend.open(ArenaSizes::of(&stage))?;
+            let scratch_bytes = backend.scratch_bytes(&stage)?;
+            backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
             opened.push((backend, stage));
         }
         let mut experts = open_experts(&files, &opened, &options)?;

@@ -83,7 +83,8 @@ impl LaunchError {
                     ArenaKind::State => (Arena::State, "state"),
                     ArenaKind::Work => (Arena::Work, "work buffers"),
                 };
-                let own = plan.rows.iter().filter(|row| row.arena == kind && row.id.starts_with(&format!("{device}/")));
+                let of_kind = |arena: Arena| arena == kind || (kind == Arena::Work && arena == Arena::Scratch);
+                let own = plan.rows.iter().filter(|row| of_kind(row.arena) && row.id.starts_with(&format!("{device}/")));
                 let rows = own.map(|row| format!("{} {} bytes", row.id, row.bytes)).collect();
                 LaunchError::Allocation { card: device, what, bytes, rows, reason }
             }

@@ -20,7 +20,7 @@ use devices::Opener;
 
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
-use crate::engine::{BuiltStage, Engine, LoadProgress, OpenOptions};
+use crate::engine::{BuiltStage, Engine, EngineError, LoadProgress, OpenOptions};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
@@ -93,14 +93,9 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
     let options = OpenOptions { host: cpu.clone(), ..options };
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
-    let (plan, options, stages, locks) = settle(&source, &machine, &limits, &options, lock)?;
-    audience.planned(&plan);
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
-    let mut built = Vec::with_capacity(stages.len());
-    for (planned, stage) in plan.stages.iter().zip(stages) {
-        let backend = opener.open(&machine.cards[planned.card.0])?;
-        built.push(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend });
-    }
+    let Settled { plan, options, built, locks } = settle(&source, &machine, &limits, &options, &opener, lock)?;
+    audience.planned(&plan);
     let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
     let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
@@ -116,20 +111,26 @@ struct Source<'a> {
     drivers: &'a Drivers,
 }
 
-/// A plan whose arenas are those of the built stages, its stages, and the locks of its cards.
-type Settled = (Plan, OpenOptions, Vec<Arc<Stage>>, Vec<CardLock>);
+/// A plan whose arenas are those of the built stages, its stages on devices without memory yet, and the locks of its cards.
+struct Settled {
+    plan: Plan,
+    options: OpenOptions,
+    built: Vec<BuiltStage>,
+    locks: Vec<CardLock>,
+}
 
 /// Tries at a plan whose estimates of work buffers hold.
 const TRIES: usize = 4;
 
-/// Plans, builds the stages and plans again with their arenas. Where the work buffers turn out larger than estimated and no
-/// longer fit, the card is planned again with that much less room. Where the room for experts turns out another, the stages are
-/// built anew with as many slots.
+/// Plans, builds the stages, opens the devices without memory, and plans again with the arenas and the scratch that they need.
+/// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room. Where the
+/// room for experts turns out another, the stages are built anew with as many slots.
 fn settle(
     source: &Source<'_>,
     machine: &Machine,
     limits: &Limits,
     options: &OpenOptions,
+    opener: &Opener<'_>,
     lock: impl Fn(&Plan) -> Result<Vec<CardLock>, LaunchError>,
 ) -> Result<Settled, LaunchError> {
     let mut room = machine.clone();
@@ -139,8 +140,8 @@ fn settle(
         let first = plan(source.facts, &room, limits).map_err(refused)?;
         check_capabilities(&first, machine, source.drivers)?;
         let locks = lock(&first)?;
-        match build_and_plan(source, machine, limits, options, first)? {
-            Ok((plan, options, stages)) => return Ok((plan, options, stages, locks)),
+        match build_and_plan(source, machine, limits, options, opener, first)? {
+            Ok((plan, options, built)) => return Ok(Settled { plan, options, built, locks }),
             Err((refusal, first, arenas)) => {
                 if tries == TRIES || !shrink(&mut room, &first, &arenas) {
                     return Err(refused(refusal));
@@ -151,7 +152,7 @@ fn settle(
 }
 
 /// A plan with its stages, or why it does not fit with the arenas that its stages have.
-type Rebuilt = Result<(Plan, OpenOptions, Vec<Arc<Stage>>), (Box<Refusal>, Plan, Vec<StageArenas>)>;
+type Rebuilt = Result<(Plan, OpenOptions, Vec<BuiltStage>), (Box<Refusal>, Plan, Vec<StageArenas>)>;
 
 /// Builds the stages of a plan and plans again, until the stages have the slots that the plan gives them.
 fn build_and_plan(
@@ -159,13 +160,16 @@ fn build_and_plan(
     machine: &Machine,
     limits: &Limits,
     options: &OpenOptions,
+    opener: &Opener<'_>,
     first: Plan,
 ) -> Result<Rebuilt, LaunchError> {
     let mut current = first;
     let held = |plan: &Plan| plan.stages.iter().map(|s| s.held.clone()).collect::<Vec<_>>();
+    let mut built = vec![];
     for _ in 0..TRIES {
-        let (built, stages) = build(&current, source, options)?;
-        let arenas = arenas(&current, source.facts, &stages);
+        let (options, stages) = build(&current, source, options)?;
+        built = on_devices(&current, stages, machine, opener, built)?;
+        let arenas = arenas(&current, source.facts, &built)?;
         let fixed = current.fixed(limits, Some(arenas.clone()));
         let next = match plan(source.facts, machine, &fixed) {
             Ok(next) => next,
@@ -173,7 +177,7 @@ fn build_and_plan(
         };
         if held(&next) == held(&current) {
             let violations = verify(&next, source.facts, machine, &fixed);
-            return if violations.is_empty() { Ok(Ok((next, built, stages))) } else { Err(LaunchError::Unsound { violations }) };
+            return if violations.is_empty() { Ok(Ok((next, options, built))) } else { Err(LaunchError::Unsound { violations }) };
         }
         current = next;
     }
@@ -183,7 +187,7 @@ fn build_and_plan(
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
 fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
-    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes;
+    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes + a.scratch_bytes;
     let mut shrunk = false;
     for (planned, built) in plan.stages.iter().zip(arenas) {
         let beyond = total(built).saturating_sub(total(&planned.arenas));
@@ -254,14 +258,32 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     Ok((options, stages))
 }
 
+/// The stages on their devices, which have no memory yet. Devices that are open already are taken over.
+fn on_devices(
+    plan: &Plan,
+    stages: Vec<Arc<Stage>>,
+    machine: &Machine,
+    opener: &Opener<'_>,
+    open: Vec<BuiltStage>,
+) -> Result<Vec<BuiltStage>, LaunchError> {
+    let mut open = open.into_iter().map(|built| built.backend);
+    let built = plan.stages.iter().zip(stages).map(|(planned, stage)| {
+        let backend = open.next().map_or_else(|| opener.open(&machine.cards[planned.card.0]), Ok)?;
+        Ok(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend })
+    });
+    built.collect()
+}
+
 /// The arenas of built stages. Slots of partly held experts lie among the weights, and are planned apart.
-fn arenas(plan: &Plan, model: &PlanModel, stages: &[Arc<Stage>]) -> Vec<StageArenas> {
-    let arenas = plan.stages.iter().zip(stages).map(|(planned, stage)| {
-        let ArenaSizes { weights_bytes, state_bytes, work_bytes } = ArenaSizes::of(stage);
+fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
+    let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
+        let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
+        let scratch = backend.scratch_bytes(stage);
+        let scratch_bytes = scratch.map_err(|e| LaunchError::Engine(EngineError::Backend(e)))?;
         let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
         let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
         let weights_bytes = if planned.all_held { weights_bytes } else { weights_bytes.saturating_sub(slots) };
-        StageArenas { weights_bytes, state_bytes, work_bytes, experts_inside: planned.all_held }
+        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, experts_inside: planned.all_held })
     });
     arenas.collect()
 }

@@ -37,6 +37,8 @@ pub enum Arena {
     Weights,
     State,
     Work,
+    /// What kernels keep beside the programs' buffers.
+    Scratch,
     Experts,
     Host,
 }
@@ -96,6 +98,7 @@ consumers! {
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
     VisionWork       "vision-work"       Work    Prompt "vision buffers";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
+    KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
     ExpertSlots      "expert-slots"      Experts Always "expert slots";
     MeasuredWeights  "measured-weights"  Weights Always "weights as the built stage lays them out";
     MeasuredState    "measured-state"    State   Always "state as the built stage lays it out";
@@ -105,6 +108,7 @@ consumers! {
     EmbeddingCache   "embedding-cache"   Host    Always "embedding rows read from the file";
     NgramCache       "ngram-cache"       Host    Always "n-gram rows read from the file";
     Checkpoints      "checkpoints"       Host    Always "conversation checkpoints";
+    Parked           "parked"            Host    Always "conversations whose slots others use";
     HostHandOff      "host-hand-off"     Host    Always "hand-off through the host";
     HostStaging      "host-staging"      Host    Always "pinned ring for experts and rows";
     LoadStaging      "load-staging"      Host    Load   "pinned buffers for loading";

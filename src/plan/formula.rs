@@ -45,6 +45,14 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
         }
         Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
         Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
+        Consumer::KernelScratch if ctx.limits.stage_arenas.is_some() => "as the programs were lowered for this card".into(),
+        Consumer::KernelScratch => {
+            let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+            format!(
+                "{rows} rows x {} floats x 4 B: experts' products, rounded activations",
+                grouped(stage::scratch_floats(ctx, range))
+            )
+        }
         Consumer::SelectionScores => {
             format!("{} queries at a time x blocks of {} cells x 4 B", rules::SCORE_ROWS.min(ctx.chunk_rows(chunk)), ctx.cells)
         }
@@ -163,6 +171,7 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
         Consumer::DriverHost => format!("host memory of the drivers of {} card(s)", sums.stages),
         Consumer::EmbeddingCache | Consumer::NgramCache => "recently read rows; the table itself stays in the file".into(),
         Consumer::Checkpoints => format!("{} x recurrent state of one sequence", ctx.limits.checkpoints),
+        Consumer::Parked => "--cache-ram; taken as conversations come".into(),
         Consumer::HostHandOff => {
             format!("{} boundary(ies) x 2 buffers x {rows} rows x {} floats x 4 B", sums.stages - 1, ctx.model.stream_floats())
         }

@@ -193,6 +193,7 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     add(Consumer::EmbeddingCache, rules::ROW_CACHE_BYTES.min(ctx.model.embedding.bytes()));
     add(Consumer::NgramCache, ctx.model.ngram.map_or(0, |n| rules::ROW_CACHE_BYTES.min(n.table.bytes())));
     add(Consumer::Checkpoints, u64::from(ctx.limits.checkpoints) * ctx.model.layers.iter().map(checkpoint_bytes).sum::<u64>());
+    add(Consumer::Parked, ctx.limits.cache_ram);
     add(Consumer::HostHandOff, sums.stages.saturating_sub(1) * 2 * streams);
     let gathered = u64::from(ctx.model.width) + ctx.model.ngram.map_or(0, |n| u64::from(n.floats_per_token));
     add(Consumer::HostStaging, 2 * rows * gathered * 4);

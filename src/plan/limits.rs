@@ -129,6 +129,8 @@ pub struct StageArenas {
     pub weights_bytes: u64,
     pub state_bytes: u64,
     pub work_bytes: u64,
+    /// What the card's kernels keep beside the arenas.
+    pub scratch_bytes: u64,
     /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
     pub experts_inside: bool,
 }
@@ -158,6 +160,8 @@ pub struct Limits {
     pub resident_kv: Option<u32>,
     /// Conversation checkpoints kept in RAM.
     pub checkpoints: u32,
+    /// RAM for conversations that had to leave their slots.
+    pub cache_ram: u64,
     /// Most RAM for everything.
     pub ram_budget: Option<u64>,
     pub ram_experts: RamExperts,
@@ -185,6 +189,7 @@ impl Default for Limits {
             layer_split: None,
             resident_kv: None,
             checkpoints: 0,
+            cache_ram: 0,
             ram_budget: None,
             ram_experts: RamExperts::Auto,
             held_cards: HeldCards::Refuse,
@@ -212,6 +217,7 @@ pub struct PlanFlags {
     pub layer_split: Option<String>,
     pub resident_kv: Option<u32>,
     pub checkpoints: Option<u32>,
+    pub cache_ram: Option<String>,
     pub ram_budget: Option<String>,
     pub ram_experts: Option<String>,
     pub held_cards: Option<String>,
@@ -282,6 +288,7 @@ impl Limits {
         }
         limits.reserve = flags.reserve.as_deref().map(|v| size("reserve", v)).transpose()?;
         limits.ram_budget = flags.ram_budget.as_deref().map(|v| size("ram-budget", v)).transpose()?;
+        limits.cache_ram = flags.cache_ram.as_deref().map(|v| size("cache-ram", v)).transpose()?.unwrap_or(limits.cache_ram);
         limits.layer_split = flags.layer_split.as_deref().map(parse_layer_split).transpose()?;
         limits.devices =
             flags.device.as_deref().filter(|v| *v != "auto").map(|v| v.split(',').map(|id| id.trim().to_string()).collect());

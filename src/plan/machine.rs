@@ -90,6 +90,13 @@ pub enum BackendKind {
     Virtual,
 }
 
+impl BackendKind {
+    /// Whether programs run as kernels, which need scratch, and not on the processor.
+    pub fn has_kernels(self) -> bool {
+        !matches!(self, BackendKind::Cpu | BackendKind::Virtual)
+    }
+}
+
 /// How the driver manages memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

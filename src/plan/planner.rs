@@ -310,6 +310,7 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
             weights_bytes: bytes.arena(Arena::Weights) + slots - own,
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
+            scratch_bytes: bytes.arena(Arena::Scratch),
             experts_inside: s.option.all_held,
         },
         slot_arena_bytes: own,

@@ -293,6 +293,9 @@ fn cheap_tries(model: &PlanModel, limits: &Limits) -> Vec<Try> {
     if limits.checkpoints > 0 {
         push("--checkpoints 0", Limits { checkpoints: 0, ..limits.clone() });
     }
+    if limits.cache_ram > 0 {
+        push("--cache-ram 0", Limits { cache_ram: 0, ..limits.clone() });
+    }
     if limits.reserve.is_some() {
         push("--reserve 0", Limits { reserve: None, ..limits.clone() });
     }
@@ -342,6 +345,7 @@ fn last_resort(model: &PlanModel, machine: &Machine, limits: &Limits) -> Option<
         reserve: None,
         layer_split: None,
         checkpoints: 0,
+        cache_ram: 0,
         ram_budget: None,
         ram_experts: RamExperts::Disk,
         held_cards: HeldCards::Use,

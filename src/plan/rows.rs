@@ -75,7 +75,7 @@ pub fn card_rows(ctx: &Context<'_>, stage: &SizedStage, chunk: u32) -> Vec<Row> 
     let mut rows = Vec::new();
     // Pieces are not cut: a buffer ends where the next piece does not fit, but is never less than half full on average.
     let usable = facts.max_buffer.saturating_sub(stage.option.bytes.largest_piece).max(facts.max_buffer / 2).max(1);
-    for arena in [Arena::Driver, Arena::Weights, Arena::State, Arena::Work, Arena::Experts] {
+    for arena in [Arena::Driver, Arena::Weights, Arena::State, Arena::Work, Arena::Scratch, Arena::Experts] {
         let mut base = 0;
         for lifetime in [Lifetime::Always, Lifetime::Prompt, Lifetime::Decode] {
             let mut offset = base;
@@ -133,7 +133,7 @@ pub fn card_sheet(ctx: &Context<'_>, stage: &SizedStage, rows: &[Row]) -> PoolSh
 
 /// Bytes from the arenas' ends, and rows without a place.
 fn packed_bytes(rows: &[Row]) -> u64 {
-    let arenas = [Arena::Weights, Arena::State, Arena::Work, Arena::Experts];
+    let arenas = [Arena::Weights, Arena::State, Arena::Work, Arena::Scratch, Arena::Experts];
     let ends = arenas.map(|arena| {
         let inside = rows.iter().filter(|r| r.arena == arena);
         inside.filter_map(|r| r.offset.map(|o| o + r.bytes)).max().unwrap_or(0)

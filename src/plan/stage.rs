@@ -139,7 +139,7 @@ fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::Stage
 /// Replaces the estimates by the arenas of the built stage.
 fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, arenas: super::limits::StageArenas) {
     for consumer in Consumer::ALL {
-        if matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work) {
+        if matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work | Arena::Scratch) {
             bytes.clear(*consumer);
         }
     }
@@ -148,6 +148,7 @@ fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, 
     bytes.add(Consumer::MeasuredWeights, arenas.weights_bytes, largest);
     bytes.add(Consumer::MeasuredState, arenas.state_bytes, 0);
     bytes.add(Consumer::MeasuredWork, arenas.work_bytes, 0);
+    bytes.add(Consumer::KernelScratch, arenas.scratch_bytes, 0);
 }
 
 fn has_experts(ctx: &Context<'_>, range: LayerRange) -> bool {
@@ -257,6 +258,9 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
         add_state(ctx, &draft.block, &mut bytes, true);
     }
     add_work(ctx, range, chunk, first, last, &mut bytes);
+    if ctx.machine.cards[card].backend.has_kernels() {
+        bytes.add(Consumer::KernelScratch, scratch_bytes(ctx, range, chunk), 0);
+    }
     if let Some(vision) = ctx.model.vision.as_ref().filter(|_| first && ctx.limits.vision) {
         bytes.add(Consumer::VisionWeights, vision.weights.bytes, vision.weights.largest_bytes);
         bytes.add(Consumer::VisionWork, vision.work_bytes, vision.work_bytes / 2);
@@ -316,6 +320,20 @@ pub fn work_floats(ctx: &Context<'_>, range: LayerRange) -> (u64, u64) {
         widest = widest.max(draft.block.widest_floats);
     }
     (alive + ctx.model.stream_floats(), widest.max(ctx.model.stream_floats()))
+}
+
+/// Floats of a row's scratch: the products of its experts before they are summed, and rounded activations, which take less than
+/// three bytes for a float.
+pub fn scratch_floats(ctx: &Context<'_>, range: LayerRange) -> u64 {
+    let (_, widest) = work_floats(ctx, range);
+    let experts = ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref());
+    let used = experts.map(|e| u64::from(e.used)).max().unwrap_or(0);
+    used * u64::from(ctx.model.width) + widest * 3 / 4
+}
+
+fn scratch_bytes(ctx: &Context<'_>, range: LayerRange, chunk: u32) -> u64 {
+    let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+    rows * scratch_floats(ctx, range) * 4
 }
 
 fn add_work(ctx: &Context<'_>, range: LayerRange, chunk: u32, first: bool, last: bool, bytes: &mut StageBytes) {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fmt;
 
 use super::consumer::{Arena, Consumer, Lifetime};
-use super::limits::{KvType, LayerRange, Limits, RamExperts};
+use super::limits::{KvType, LayerRange, Limits, RamExperts, StageArenas};
 use super::machine::{BackendKind, Card, DriverKind, Machine, Os};
 use super::model::{LayerFacts, Mixer, PlanModel};
 use super::planner::{Plan, PlannedStage};
@@ -145,8 +145,10 @@ impl<'a> Check<'a> {
                 format!("{}: {alive} bytes alive and a floor of {floor} are more than {} free", card.id, card.free.0)
             });
         }
-        let extent: u64 =
-            [Arena::Weights, Arena::State, Arena::Work, Arena::Experts].iter().map(|a| self.extent(stage, *a)).sum();
+        let extent: u64 = [Arena::Weights, Arena::State, Arena::Work, Arena::Scratch, Arena::Experts]
+            .iter()
+            .map(|a| self.extent(stage, *a))
+            .sum();
         let driver: u64 = self.card_rows(stage).filter(|r| r.arena == Arena::Driver).map(|r| r.bytes).sum();
         self.require("card", extent + driver + floor <= card.free.0, || format!("{}: the arenas reach past the floor", card.id));
         let must_have_driver = !card.opened && !matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual);
@@ -223,6 +225,12 @@ impl<'a> Check<'a> {
         let least = u64::from(s.chunk) * u64::from(self.model.width) * u64::from(self.model.streams) * 4;
         self.require("state", work >= least, || format!("prompt buffers of {work} bytes cannot hold {least} of residuals"));
         self.require("state", self.bytes(stage, Consumer::DecodeWork) > 0, || "there are no decode buffers".into());
+        // Kernels round a row's residuals at least, to two bytes each.
+        let scratch = self.bytes(stage, Consumer::KernelScratch);
+        let on_host = matches!(self.machine.cards[stage.card.0].backend, BackendKind::Cpu | BackendKind::Virtual);
+        self.require("state", if on_host { scratch == 0 } else { scratch >= least / 2 }, || {
+            format!("scratch of {scratch} bytes for {least} bytes of residuals")
+        });
         let boundary = self.plan.stages.len() > 1;
         self.require("state", !boundary || self.bytes(stage, Consumer::HandOff) >= 2 * least, || {
             "hand-off buffers are too small".into()
@@ -269,6 +277,7 @@ impl<'a> Check<'a> {
         self.equal("arenas", "weights arena", stage.arenas.weights_bytes, self.extent(stage, Arena::Weights) + inside);
         self.equal("arenas", "state arena", stage.arenas.state_bytes, self.extent(stage, Arena::State));
         self.equal("arenas", "work arena", stage.arenas.work_bytes, self.extent(stage, Arena::Work));
+        self.equal("arenas", "scratch", stage.arenas.scratch_bytes, self.extent(stage, Arena::Scratch));
         self.equal("arenas", "slot arena", stage.slot_arena_bytes, slots - inside);
     }
 
@@ -309,7 +318,8 @@ impl<'a> Check<'a> {
         let (mut sharing, mut device) = (0, 0);
         for stage in &self.plan.stages {
             let card = &self.machine.cards[stage.card.0];
-            let arenas = stage.arenas.weights_bytes + stage.arenas.state_bytes + stage.arenas.work_bytes + stage.slot_arena_bytes;
+            let StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, .. } = stage.arenas;
+            let arenas = weights_bytes + state_bytes + work_bytes + scratch_bytes + stage.slot_arena_bytes;
             let driver: u64 = self.card_rows(stage).filter(|r| r.arena == Arena::Driver).map(|r| r.bytes).sum();
             let shares = card.shares_host_memory || card.backend == BackendKind::Cpu;
             *if shares { &mut sharing } else { &mut device } += arenas + driver;

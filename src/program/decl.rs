@@ -171,6 +171,32 @@ impl StateDecl {
             len_bytes: self.kind.bytes_per_slot(),
         }
     }
+
+    /// The pieces of a slot that matter after `tokens` tokens, its recurrent part in `version`.
+    pub fn held(&self, slot: u32, version: u32, tokens: u64) -> Vec<Slice> {
+        let whole = self.slice(slot);
+        let piece = |from: u64, len_bytes: u64| Slice { offset_bytes: whole.offset_bytes + from, len_bytes, ..whole };
+        match self.kind {
+            StateKind::Kv { format, cells, kv_heads, head_dim } => {
+                let cell_bytes = format.bytes() * u64::from(head_dim);
+                let strip = |i: u64| piece(i * u64::from(cells) * cell_bytes, tokens.min(u64::from(cells)) * cell_bytes);
+                (0..2 * u64::from(kv_heads)).map(strip).collect()
+            }
+            StateKind::IndexKeys { cells, dim, ratio } => {
+                let row_bytes = u64::from(dim) * 4;
+                let held = tokens.min(u64::from(cells));
+                let pooled = held / u64::from(ratio.max(1));
+                vec![piece(0, held * row_bytes), piece(u64::from(cells) * row_bytes, pooled * row_bytes)]
+            }
+            StateKind::Delta { versions, .. } => {
+                let version_bytes = whole.len_bytes / u64::from(versions.max(1));
+                vec![piece(u64::from(version) * version_bytes, version_bytes)]
+            }
+            StateKind::ConvHistory { .. } => vec![whole],
+            // Not of a sequence: where experts lie.
+            StateKind::ExpertSlots { .. } => vec![],
+        }
+    }
 }
 
 /// How many rows a buffer has.

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::backend::{Backend, BackendError, PreparedId, Ticket};
 use crate::experts::{ExpertError, Experts};
 use crate::gguf::GgufError;
-use crate::program::{BufferId, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage, StateKind};
+use crate::program::{BufferId, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage};
 
 #[derive(Debug, Error)]
 pub enum ScheduleError {
@@ -140,19 +140,14 @@ impl StageRunner {
         ticket.map_or(Ok(()), |ticket| self.backend.wait(ticket))
     }
 
+    /// What the state arena holds of a slot after `tokens` tokens, its recurrent state in `version`.
+    fn held_slices(&self, slot: u32, version: u32, tokens: usize) -> Vec<Slice> {
+        self.stage.states.iter().flat_map(|s| s.held(slot, version, tokens as u64)).collect()
+    }
+
     /// State of a slot that cannot be shortened by counting: the current delta-rule versions and the convolution histories.
     fn recurrent_slices(&self, slot: u32, version: u32) -> Vec<Slice> {
-        let slices = self.stage.states.iter().filter(|s| !s.kind.truncates()).map(|s| {
-            let whole = s.slice(slot);
-            match s.kind {
-                StateKind::Delta { versions, .. } => {
-                    let len_bytes = whole.len_bytes / u64::from(versions);
-                    Slice { offset_bytes: whole.offset_bytes + u64::from(version) * len_bytes, len_bytes, ..whole }
-                }
-                _ => whole,
-            }
-        });
-        slices.collect()
+        self.stage.states.iter().filter(|s| !s.kind.truncates()).flat_map(|s| s.held(slot, version, 0)).collect()
     }
 }
 
@@ -390,36 +385,57 @@ impl Pipeline {
 
     /// Copies the recurrent state of a slot out, one buffer a stage.
     pub fn save(&mut self, slot: u32, version: u32) -> Result<Vec<Vec<u8>>, ScheduleError> {
-        let mut stages = Vec::with_capacity(self.stages.len());
-        for runner in &mut self.stages {
-            let slices = runner.recurrent_slices(slot, version);
-            let mut bytes = vec![0; slices.iter().map(|s| s.len_bytes as usize).sum()];
-            let mut rest = bytes.as_mut_slice();
-            for slice in slices {
-                let (part, after) = rest.split_at_mut(slice.len_bytes as usize);
-                runner.backend.download(slice, part)?;
-                rest = after;
-            }
-            stages.push(bytes);
-        }
-        Ok(stages)
+        self.stages.iter_mut().map(|runner| copy_out(runner, &runner.recurrent_slices(slot, version))).collect()
     }
 
     /// The reverse of [`Pipeline::save`].
     pub fn restore(&mut self, slot: u32, version: u32, stages: &[Vec<u8>]) -> Result<(), ScheduleError> {
         for (runner, bytes) in self.stages.iter_mut().zip(stages) {
-            let slices = runner.recurrent_slices(slot, version);
-            let expected = slices.iter().map(|s| s.len_bytes as usize).sum();
-            if expected != bytes.len() {
-                return Err(ScheduleError::CheckpointSize { found: bytes.len(), expected });
-            }
-            let mut rest = bytes.as_slice();
-            for slice in slices {
-                let (part, after) = rest.split_at(slice.len_bytes as usize);
-                runner.backend.upload(slice, part)?;
-                rest = after;
-            }
+            copy_in(runner, &runner.recurrent_slices(slot, version), bytes)?;
         }
         Ok(())
     }
+
+    /// Bytes of [`Pipeline::save_held`].
+    pub fn held_bytes(&self, tokens: usize) -> u64 {
+        self.stages.iter().flat_map(|runner| runner.held_slices(0, 0, tokens)).map(|slice| slice.len_bytes).sum()
+    }
+
+    /// Copies out all that a slot holds after `tokens` tokens, one buffer a stage.
+    pub fn save_held(&mut self, slot: u32, version: u32, tokens: usize) -> Result<Vec<Vec<u8>>, ScheduleError> {
+        self.stages.iter_mut().map(|runner| copy_out(runner, &runner.held_slices(slot, version, tokens))).collect()
+    }
+
+    /// The reverse of [`Pipeline::save_held`].
+    pub fn restore_held(&mut self, slot: u32, version: u32, tokens: usize, stages: &[Vec<u8>]) -> Result<(), ScheduleError> {
+        for (runner, bytes) in self.stages.iter_mut().zip(stages) {
+            copy_in(runner, &runner.held_slices(slot, version, tokens), bytes)?;
+        }
+        Ok(())
+    }
+}
+
+fn copy_out(runner: &mut StageRunner, slices: &[Slice]) -> Result<Vec<u8>, ScheduleError> {
+    let mut bytes = vec![0; slices.iter().map(|s| s.len_bytes as usize).sum()];
+    let mut rest = bytes.as_mut_slice();
+    for slice in slices {
+        let (part, after) = rest.split_at_mut(slice.len_bytes as usize);
+        runner.backend.download(*slice, part)?;
+        rest = after;
+    }
+    Ok(bytes)
+}
+
+fn copy_in(runner: &mut StageRunner, slices: &[Slice], bytes: &[u8]) -> Result<(), ScheduleError> {
+    let expected = slices.iter().map(|s| s.len_bytes as usize).sum();
+    if expected != bytes.len() {
+        return Err(ScheduleError::CheckpointSize { found: bytes.len(), expected });
+    }
+    let mut rest = bytes;
+    for slice in slices {
+        let (part, after) = rest.split_at(slice.len_bytes as usize);
+        runner.backend.upload(*slice, part)?;
+        rest = after;
+    }
+    Ok(())
 }

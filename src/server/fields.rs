@@ -29,6 +29,11 @@ pub fn wrong(path: impl Into<String>, expected: &str, found: &Json) -> ApiError 
     ApiError::field(path, format!("{expected} is expected, not {}", kind(found)))
 }
 
+/// A whole number, also one with a point: some clients write every number so.
+pub fn whole(value: &Json) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15).map(|f| f as i64))
+}
+
 impl<'a> Fields<'a> {
     /// The body of a request.
     ///
@@ -108,10 +113,6 @@ impl<'a> Fields<'a> {
     }
 
     pub fn integer(&self, key: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
-        // Some clients write every number with a point.
-        let whole = |value: &Json| {
-            value.as_i64().or_else(|| value.as_f64().filter(|f| f.fract() == 0.0 && f.abs() < 9e15).map(|f| f as i64))
-        };
         let Some(value) = self.typed(key, "a whole number", whole)? else { return Ok(None) };
         if !range.contains(&value) {
             let problem = format!("{value} is not between {} and {}", range.start(), range.end());

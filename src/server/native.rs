@@ -12,11 +12,11 @@ use super::STALL;
 use super::app::App;
 use super::chat::in_background;
 use super::error::{ApiError, json_response, text_response};
-use super::fields::{Fields, wrong};
+use super::fields::{Fields, whole, wrong};
 use super::ids;
 use crate::engine::service::{RecentRequest, SlotState, SlotStatus, State, Status};
-use crate::experts::TierStats;
 use crate::engine::{available_memory_bytes, process_memory};
+use crate::experts::TierStats;
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -102,7 +102,11 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
             "context": engine.context,
             "slots": engine.slots,
             "prompt_rows": engine.prompt_rows,
-            "devices": engine.devices,
+            "devices": engine.devices.iter().map(|device| json!({
+                "id": device.id, "detail": device.detail, "arenas_bytes": device.arenas_bytes,
+                "scratch_bytes": device.scratch_bytes, "late_allocations": device.late_allocations,
+            })).collect::<Vec<_>>(),
+            "plan": engine.plan.as_deref(),
             "memory": {
                 "weights_bytes": engine.memory.weights_bytes,
                 "state_bytes": engine.memory.state_bytes,
@@ -130,6 +134,8 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                     "available_bytes": available_memory_bytes() },
         "slots": slots_json(&app, &status),
         "waiting": status.waiting,
+        "parked": { "conversations": status.parked, "bytes": status.parked_bytes,
+                    "budget_bytes": app.service.options().parked_bytes },
         "totals": {
             "requests": totals.requests, "done": totals.done, "failed": totals.failed, "cancelled": totals.cancelled,
             "refused": totals.refused, "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
@@ -190,7 +196,9 @@ pub async fn detokenize(app: Arc<App>, request: HttpRequest) -> Result<Response,
     let list = fields.list("tokens")?.ok_or_else(|| fields.error("tokens", "the list of token ids is missing"))?;
     let vocab = app.tokenizer.vocab_len() as u64;
     let id = |(i, value): (usize, &Json)| {
-        let id = value.as_u64().ok_or_else(|| wrong(format!("tokens[{i}]"), "a token id", value))?;
+        let id = whole(value)
+            .and_then(|id| u64::try_from(id).ok())
+            .ok_or_else(|| wrong(format!("tokens[{i}]"), "a token id", value))?;
         match id < vocab {
             true => Ok(TokenId(id as u32)),
             false => Err(ApiError::field(format!("tokens[{i}]"), format!("{id} is not below the vocabulary's {vocab}"))),

@@ -10,16 +10,17 @@ use super::app::App;
 use super::error::ApiError;
 use super::routes::{Method, Route, ready, routes};
 
-pub async fn document(_app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
-    Ok(ready(&build()))
+pub async fn document(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
+    Ok(ready(&build(app.model.vocab)))
 }
 
-pub fn build() -> Json {
+pub fn build(vocab: usize) -> Json {
     let mut paths = Map::new();
-    for route in routes().iter().filter(|route| !route.page) {
+    // Embeddings are told of only by servers that can make them, and no model of today can.
+    for route in routes().iter().filter(|route| !route.page && route.name != "embeddings") {
         let method = route.method.name().to_ascii_lowercase();
         let entry = paths.entry(route.path).or_insert_with(|| json!({}));
-        entry[method.as_str()] = operation(route);
+        entry[method.as_str()] = operation(route, vocab);
     }
     json!({
         "openapi": "3.1.0",
@@ -42,7 +43,7 @@ fn error_schema() -> Json {
     json!({ "type": "object", "required": ["error"], "properties": { "error": error } })
 }
 
-fn operation(route: &Route) -> Json {
+fn operation(route: &Route, vocab: usize) -> Json {
     let error = json!({
         "description": "What is wrong and what to do",
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
@@ -67,7 +68,7 @@ fn operation(route: &Route) -> Json {
         operation["parameters"] = json!([{ "name": "model", "in": "path", "required": true, "schema": { "type": "string" } }]);
     }
     if route.method == Method::Post {
-        let content = json!({ "application/json": { "schema": request_schema(route.name) } });
+        let content = json!({ "application/json": { "schema": request_schema(route.name, vocab) } });
         operation["requestBody"] = json!({ "required": true, "content": content });
     }
     operation
@@ -96,39 +97,71 @@ fn object(properties: Json, required: &[&str]) -> Json {
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
-/// Text, or a list of parts with text.
-fn content(kind: &str) -> Json {
-    let part = object(json!({ "type": { "const": kind }, "text": { "type": "string" } }), &["type", "text"]);
-    json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": part }] })
+/// Text, or a list of parts with text; `plain` parts may be mere text too.
+fn content(kind: &str, plain: bool) -> Json {
+    let part = object(json!({ "type": maybe(json!({ "const": kind })), "text": { "type": "string" } }), &["text"]);
+    let item = if plain { json!({ "anyOf": [{ "type": "string" }, part] }) } else { part };
+    json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": item }] })
 }
 
-/// Messages that say something.
-fn messages(roles: &[&str], kind: &str) -> Json {
-    let said = object(json!({ "role": { "enum": roles }, "content": content(kind) }), &["role", "content"]);
-    let answered = object(
-        json!({ "role": { "const": "assistant" }, "content": { "type": "string", "pattern": "\\S" } }),
-        &["role", "content"],
-    );
-    json!({ "type": "array", "items": { "anyOf": [said, answered] }, "minItems": 1 })
+/// Who speaks, and whether the turn may be without content.
+type Turns<'a> = (&'a [&'a str], bool);
+
+/// A conversation in which at least one turn says something: empty turns of the assistant are left out.
+fn messages(turns: &[Turns<'_>], content: &Json, assistant: &Json) -> Json {
+    let turn = |(roles, may_be_empty): &Turns<'_>| match may_be_empty {
+        true => object(json!({ "role": { "enum": roles }, "content": maybe(content.clone()) }), &["role"]),
+        false => object(json!({ "role": { "enum": roles }, "content": content }), &["role", "content"]),
+    };
+    let said: Vec<Json> = turns.iter().map(turn).collect();
+    let spoken = json!({ "type": "string", "pattern": "\\S" });
+    let answered = object(json!({ "role": { "const": "assistant" }, "content": spoken }), &["role", "content"]);
+    let items: Vec<&Json> = said.iter().chain([assistant]).collect();
+    let one_of: Vec<&Json> = said.iter().chain([&answered]).collect();
+    json!({ "type": "array", "minItems": 1, "items": { "anyOf": items }, "contains": { "anyOf": one_of } })
+}
+
+fn openai_messages() -> Json {
+    let content = content("text", true);
+    let assistant = object(json!({ "role": { "const": "assistant" }, "content": maybe(content.clone()) }), &["role"]);
+    messages(&[(&["system", "developer", "tool"], true), (&["user"], false)], &content, &assistant)
+}
+
+fn responses_messages() -> Json {
+    let content = content("input_text", true);
+    let assistant = object(json!({ "role": { "const": "assistant" }, "content": content }), &["role", "content"]);
+    messages(&[(&["system", "developer", "user"], false)], &content, &assistant)
+}
+
+fn anthropic_messages() -> Json {
+    let mut filled = content("text", false);
+    filled["anyOf"][1]["minItems"] = json!(1);
+    let any = content("text", false);
+    let role = |roles: Json| object(json!({ "role": roles, "content": any }), &["role", "content"]);
+    let mut list = messages(&[(&["user", "system"], false)], &filled, &role(json!({ "const": "assistant" })));
+    // A turn without blocks is left out, so others must be there.
+    list["items"] = role(json!({ "enum": ["user", "system", "assistant"] }));
+    list
 }
 
 fn name() -> Json {
     json!({ "type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$" })
 }
 
-fn request_schema(route: &str) -> Json {
+fn request_schema(route: &str, vocab: usize) -> Json {
     let switch = || maybe(json!({ "type": "boolean" }));
     let text = || json!({ "type": "string" });
     match route {
-        "chat" | "apply_template" => {
+        "apply_template" => object(json!({ "messages": openai_messages() }), &["messages"]),
+        "chat" => {
             let function = object(json!({ "name": name(), "description": maybe(text()) }), &["name"]);
-            let tool = object(json!({ "type": { "const": "function" }, "function": function }), &["type", "function"]);
+            let tool = object(json!({ "type": maybe(json!({ "const": "function" })), "function": function }), &["function"]);
             let format = object(json!({ "type": { "enum": ["text", "json_object"] } }), &["type"]);
             let described = object(json!({ "schema": { "type": "object" } }), &["schema"]);
             let described =
                 object(json!({ "type": { "const": "json_schema" }, "json_schema": described }), &["type", "json_schema"]);
             let properties = json!({
-                "messages": messages(&["system", "developer", "user", "tool"], "text"),
+                "messages": openai_messages(),
                 "stream": switch(), "n": maybe(count(1, 16)), "max_completion_tokens": maybe(count(-1, MOST_TOKENS)),
                 "temperature": range(0, 2), "top_p": range(0, 1), "seed": maybe(count(i64::MIN, i64::MAX)),
                 "presence_penalty": range(-2, 2), "frequency_penalty": range(-2, 2), "logprobs": switch(),
@@ -146,29 +179,27 @@ fn request_schema(route: &str) -> Json {
             object(properties, &["prompt"])
         }
         "responses" => {
-            let items = messages(&["system", "developer", "user"], "input_text");
             let properties = json!({
-                "input": { "anyOf": [text(), items] }, "instructions": maybe(text()), "stream": switch(),
+                "input": { "anyOf": [text(), responses_messages()] }, "instructions": maybe(text()), "stream": switch(),
                 "max_output_tokens": maybe(count(1, MOST_TOKENS)), "temperature": range(0, 2), "top_p": range(0, 1),
             });
             object(properties, &["input"])
         }
         "messages" => {
             let properties = json!({
-                "messages": messages(&["user"], "text"), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text")),
+                "messages": anthropic_messages(), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text", false)),
                 "stream": switch(), "temperature": range(0, 2), "top_p": range(0, 1),
             });
             object(properties, &["messages", "max_tokens"])
         }
         "count_tokens" => {
-            object(json!({ "messages": messages(&["user"], "text"), "system": maybe(content("text")) }), &["messages"])
+            object(json!({ "messages": anthropic_messages(), "system": maybe(content("text", false)) }), &["messages"])
         }
         "tokenize" => object(
             json!({ "content": text(), "add_special": switch(), "parse_special": switch(), "with_pieces": switch() }),
             &["content"],
         ),
-        "detokenize" => object(json!({ "tokens": { "type": "array", "items": count(0, 100) } }), &["tokens"]),
-        // No body is one that can be answered.
-        _ => json!({ "not": {} }),
+        "detokenize" => object(json!({ "tokens": { "type": "array", "items": count(0, vocab as i64 - 1) } }), &["tokens"]),
+        _ => json!({}),
     }
 }

@@ -98,6 +98,23 @@ impl Sequence {
         }
     }
 
+    /// Empties the sequence and hands out what it held on the host.
+    pub(crate) fn take(&mut self) -> (Vec<TokenId>, Vec<Checkpoint>) {
+        let held = (self.tokens.clone(), std::mem::take(&mut self.checkpoints));
+        self.abandon();
+        held
+    }
+
+    /// The reverse of [`Sequence::take`]. The devices hold the state after `tokens`, the recurrent part as version 0.
+    pub(crate) fn put_back(&mut self, tokens: Vec<TokenId>, checkpoints: Vec<Checkpoint>) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(&tokens);
+        self.checkpoints = checkpoints;
+        if let Some(versions) = &mut self.versions {
+            versions.reset(tokens.len(), 0);
+        }
+    }
+
     /// The longest prefix of at most `length` tokens that can be restored without computing, and how.
     pub fn restorable(&self, length: usize) -> (usize, Restore) {
         let length = length.min(self.tokens.len());

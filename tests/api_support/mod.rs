@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::engine::service::{OpenEngine, Service, ServiceOptions};
+use strata::engine::service::{OpenEngine, Opened, Service, ServiceOptions};
 use strata::engine::{Engine, OpenOptions};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
@@ -42,7 +42,8 @@ fn open_engine(files: &Arc<ModelFiles>, slots: u32, prompt_rows: u32) -> Result<
     let model = Arc::new(Model::open(files).map_err(|e| e.to_string())?);
     let threads = NonZeroUsize::new(2).expect("threads");
     let cpu = CpuBackend::new(CpuOptions::new(Mode::Fast).with_threads(threads)).map_err(|e| e.to_string())?;
-    let options = OpenOptions { context: CONTEXT, slots, prompt_rows, decode_rows: 1, max_outputs: 1, ..OpenOptions::default() };
+    let options =
+        OpenOptions { context: CONTEXT, slots, prompt_rows, decode_rows: slots, max_outputs: slots, ..OpenOptions::default() };
     Engine::open(Arc::clone(files), model, Box::new(cpu), options, &mut |_| ()).map_err(|e| e.to_string())
 }
 
@@ -57,7 +58,7 @@ impl Setup {
             None => ChatTemplate::new(&tokenizer),
         };
         let (slots, rows) = (self.slots, self.prompt_rows);
-        let open: OpenEngine = Box::new(move || open_engine(&files, slots, rows));
+        let open: OpenEngine = Box::new(move || Ok(Opened { engine: open_engine(&files, slots, rows)?, plan: None }));
         let service = Service::start(Arc::clone(&tokenizer), open, self.service).expect("a thread");
         service.wait_until_open(Duration::from_secs(60));
         let facts = ModelFacts {

@@ -182,6 +182,7 @@ fn the_real_model_builds_the_stages_that_were_planned() {
             weights_bytes: stage.weights_bytes,
             state_bytes: stage.state_bytes,
             work_bytes: stage.work_bytes,
+            scratch_bytes: planned.arenas.scratch_bytes,
             experts_inside: true,
         });
     }

@@ -188,6 +188,7 @@ impl Random {
             expert_slots: self.chance(15).then(|| self.between(0, 400) as u32),
             resident_kv: self.chance(20).then(|| self.between(1, 20_000) as u32),
             checkpoints: self.of(&[0, 0, 3]),
+            cache_ram: self.of(&[0, 0, 3 << 30]),
             ram_budget: self.chance(10).then(|| self.between(500, 30_000) * MIB),
             ram_experts: self.of(&[
                 RamExperts::Auto,

@@ -35,6 +35,10 @@ impl Barrier {
         }
     }
 
+    pub fn members(&self) -> usize {
+        self.members
+    }
+
     /// Waits until all members are here. The last to arrive calls `last` while the others still wait.
     pub fn wait(&self, last: impl FnOnce()) -> Result<(), Poisoned> {
         // No member can finish this generation before all have read it, so it cannot change in between.

@@ -4,19 +4,10 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::pool::{Poisoned, Pool, Team};
-use super::rope::RopeTable;
 use super::view::{Member, Memory};
+pub use crate::backend::params::Span;
+use crate::backend::rope::RopeTable;
 use crate::program::Row;
-
-/// Neighbouring rows of a window that belong to one sequence; their indices follow one another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    pub first: usize,
-    pub len: usize,
-    pub slot: u32,
-    /// Token index of the first row.
-    pub index: u32,
-}
 
 /// Everything the threads of a run share.
 #[derive(Debug)]

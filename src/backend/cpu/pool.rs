@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::affinity;
-pub use super::barrier::Poisoned;
 use super::barrier::Barrier;
+pub use super::barrier::Poisoned;
 use super::view::Member;
 
 /// The function a team runs, seen by one member.
@@ -81,7 +81,7 @@ impl Pool {
     }
 
     pub fn threads(&self) -> usize {
-        self.shared.barrier.members
+        self.shared.barrier.members()
     }
 
     /// Runs `job` on all members and waits for them. A job must leave as soon as `meet` fails.

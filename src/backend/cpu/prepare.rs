@@ -7,9 +7,9 @@ use super::exec::{Kernel, Span};
 use super::layout::Layout;
 use super::ops;
 use super::ops::Style;
-use super::params::Limits;
-use super::rope::RopeTable;
 use crate::backend::ArenaSizes;
+use crate::backend::params::Limits;
+use crate::backend::rope::RopeTable;
 use crate::program::{Program, RunParams, Stage, Step};
 
 #[derive(Debug)]

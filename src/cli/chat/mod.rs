@@ -13,7 +13,7 @@ use self::session::Session;
 use super::args::{ComputeArgs, ContextArgs, ModelArgs, SamplingArgs, TemplateArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{OpenModel, Stopping};
+use super::open::{Keeps, OpenModel, Stopping};
 use super::output::note;
 use super::text::{Chat, open_tokenizer};
 use crate::engine::OpenOptions;
@@ -59,7 +59,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
         ..OpenOptions::default()
     };
     // An answer that is stopped must not cost what was read before it.
-    let loaded = opened.load(&args.compute, options, &interrupt, Stopping::BetweenWindows)?;
+    let loaded = opened.load(&args.compute, options, Keeps::default(), &interrupt, Stopping::BetweenWindows)?;
     let mut session = Session::new(&tokenizer, &chat, loaded, &interrupt, args)?;
     let mut input = Input::open()?;
     if input.is_interactive() {

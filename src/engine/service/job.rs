@@ -126,12 +126,34 @@ impl<'t> Job<'t> {
     }
 
     fn broken(&mut self, reason: &str) -> Step {
-        self.reply.send(Event::Failed(ServiceError::Engine { reason: reason.to_owned() }));
+        self.fail_engine(reason);
         Step::Broken(reason.to_owned())
     }
 
     pub fn stop(&mut self) {
         self.reply.send(Event::Failed(ServiceError::Stopping));
+    }
+
+    /// The token that the job's next step needs computed, if somebody still wants the answer.
+    pub fn awaits(&self, engine: &Engine, sequence: &Sequence) -> Option<TokenId> {
+        let unwanted = self.abandoned
+            || self.cancel.load(Ordering::Relaxed)
+            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if unwanted { None } else { self.generation.awaits(engine, sequence) }
+    }
+
+    /// The scores of the awaited token, computed together with those of other jobs.
+    pub fn computed(&mut self, cells: usize, scores: &[f32]) {
+        self.generation.computed(cells, scores);
+    }
+
+    pub fn took(&mut self, time: Duration) {
+        self.generation.took(time);
+    }
+
+    /// Ends the request because the engine failed.
+    pub fn fail_engine(&mut self, reason: &str) {
+        self.reply.send(Event::Failed(ServiceError::Engine { reason: reason.to_owned() }));
     }
 
     /// One window of the prompt or one token.

@@ -9,6 +9,7 @@
 //! - while one request reads its prompt, all others decode a token between any two of its windows.
 
 mod job;
+mod parked;
 mod status;
 mod worker;
 
@@ -20,9 +21,10 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-pub use status::{Activity, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
+pub use status::{Activity, DeviceUse, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
 
 use super::{Engine, Finish, GenerationStats};
+use crate::plan::Plan;
 use crate::sample::{LogitMask, SampleError, SamplingParams, TokenLogprob};
 use crate::tokenizer::{Part, ShowSpecial, Tokenizer};
 use crate::units::TokenId;
@@ -152,7 +154,13 @@ pub enum ServiceError {
 pub type Sink = Box<dyn FnMut(Event) -> bool + Send>;
 
 /// Opens the engine, the first time and after a failure.
-pub type OpenEngine = Box<dyn FnMut() -> Result<Engine, String> + Send>;
+pub type OpenEngine = Box<dyn FnMut() -> Result<Opened, String> + Send>;
+
+/// An open engine and what it was opened by.
+pub struct Opened {
+    pub engine: Engine,
+    pub plan: Option<Arc<Plan>>,
+}
 
 /// Called before every step with the request's id; for tests that make the engine fail.
 pub type StepHook = Arc<dyn Fn(&str) + Send + Sync>;
@@ -165,13 +173,15 @@ pub struct ServiceOptions {
     pub checkpoints: usize,
     /// A checkpoint after every so many tokens of a prompt, beside those at turns.
     pub checkpoint_tokens: usize,
+    /// RAM for conversations whose slots others needed.
+    pub parked_bytes: usize,
     pub recent: usize,
     pub before_step: Option<StepHook>,
 }
 
 impl Default for ServiceOptions {
     fn default() -> ServiceOptions {
-        ServiceOptions { queue: 64, checkpoints: 6, checkpoint_tokens: 8192, recent: 50, before_step: None }
+        ServiceOptions { queue: 64, checkpoints: 6, checkpoint_tokens: 8192, parked_bytes: 0, recent: 50, before_step: None }
     }
 }
 
@@ -179,6 +189,7 @@ impl Default for ServiceOptions {
 pub(crate) struct Reply {
     sink: Sink,
     finished: bool,
+    shared: Arc<Shared>,
 }
 
 impl Reply {
@@ -195,6 +206,7 @@ impl Drop for Reply {
     /// Reached without a terminal event only if the engine's thread unwinds.
     fn drop(&mut self) {
         self.send(Event::Failed(ServiceError::Engine { reason: "it stopped in the middle of the answer".into() }));
+        self.shared.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -207,7 +219,12 @@ pub(crate) struct Queued {
 /// What the handle and the thread share.
 pub(crate) struct Shared {
     status: Mutex<Status>,
+    /// Requests that have no slot yet.
     waiting: AtomicUsize,
+    /// Requests that have not ended, those in slots too.
+    inside: AtomicUsize,
+    /// Slots of the open engine.
+    slots: AtomicUsize,
     stop: AtomicBool,
     options: ServiceOptions,
 }
@@ -234,6 +251,8 @@ impl Service {
         let shared = Arc::new(Shared {
             status: Mutex::new(Status::new()),
             waiting: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
+            slots: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             options,
         });
@@ -249,24 +268,32 @@ impl Service {
     /// # Errors
     /// The queue is full, or the service is stopping. The sink is then dropped without any event.
     pub fn submit(&self, request: Request, sink: Sink) -> Result<(), ServiceError> {
-        let limit = self.shared.options.queue;
-        let waiting = self.shared.waiting.fetch_add(1, Ordering::SeqCst);
-        let refuse = |error| {
-            self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-            Err(error)
-        };
-        if waiting >= limit {
-            self.shared.status().totals.refused += 1;
-            return refuse(ServiceError::Busy { waiting, limit });
+        let shared = &self.shared;
+        // Requests that came a moment ago may still be on their way to free slots.
+        let (limit, slots) = (shared.options.queue, shared.slots.load(Ordering::SeqCst));
+        let inside = shared.inside.fetch_add(1, Ordering::SeqCst);
+        let mut queued =
+            Queued { request, reply: Reply { sink, finished: false, shared: Arc::clone(shared) }, since: Instant::now() };
+        if inside >= limit + slots {
+            queued.reply.finished = true;
+            shared.status().totals.refused += 1;
+            return Err(ServiceError::Busy { waiting: inside.saturating_sub(slots), limit });
         }
         let queue = self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let Some(queue) = queue.as_ref() else { return refuse(ServiceError::Stopping) };
-        let queued = Queued { request, reply: Reply { sink, finished: false }, since: Instant::now() };
-        if let Err(mut lost) = queue.send(queued) {
+        let Some(queue) = queue.as_ref() else {
+            queued.reply.finished = true;
+            return Err(ServiceError::Stopping);
+        };
+        shared.waiting.fetch_add(1, Ordering::SeqCst);
+        queue.send(queued).map_err(|mut lost| {
             lost.0.reply.finished = true;
-            return refuse(ServiceError::Stopping);
-        }
-        Ok(())
+            shared.waiting.fetch_sub(1, Ordering::SeqCst);
+            ServiceError::Stopping
+        })
+    }
+
+    pub fn options(&self) -> &ServiceOptions {
+        &self.shared.options
     }
 
     /// What the engine is doing now.

@@ -1,9 +1,11 @@
 //! What the service tells about itself: plain data, copied out under a short lock.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::{GenerationStats, MemoryUse};
+use crate::plan::Plan;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
@@ -108,8 +110,21 @@ pub struct EngineInfo {
     pub slots: usize,
     pub prompt_rows: usize,
     pub vocab: usize,
-    pub devices: Vec<String>,
+    pub devices: Vec<DeviceUse>,
     pub memory: MemoryUse,
+    /// What the engine was opened by, where it was planned.
+    pub plan: Option<Arc<Plan>>,
+}
+
+/// A device and the bytes in use on it, as it counts them itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// `cpu`, `cuda:0`
+    pub id: String,
+    pub detail: String,
+    pub arenas_bytes: u64,
+    pub scratch_bytes: u64,
+    pub late_allocations: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -121,6 +136,9 @@ pub struct Status {
     pub engine: Option<EngineInfo>,
     pub slots: Vec<SlotStatus>,
     pub waiting: usize,
+    /// Conversations that lie in RAM, and what they take.
+    pub parked: usize,
+    pub parked_bytes: usize,
     pub totals: Totals,
     /// The newest last.
     pub recent: VecDeque<RecentRequest>,
@@ -136,6 +154,8 @@ impl Status {
             engine: None,
             slots: Vec::new(),
             waiting: 0,
+            parked: 0,
+            parked_bytes: 0,
             totals: Totals::default(),
             recent: VecDeque::new(),
         }

@@ -8,7 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::job::{Job, Step};
-use super::{EngineInfo, Event, OpenEngine, Queued, RecentRequest, ServiceError, Shared, SlotState, SlotStatus, State};
+use super::parked::{Candidate, ParkingLot};
+use super::{
+    DeviceUse, EngineInfo, Event, OpenEngine, Opened, Queued, RecentRequest, ServiceError, Shared, SlotState, SlotStatus, State,
+};
+use crate::backend::Backend;
 use crate::engine::{Engine, EngineError, GenerationStats};
 use crate::state::Sequence;
 use crate::tokenizer::Tokenizer;
@@ -30,8 +34,8 @@ pub(super) fn supervise(
         shared.status().begin("opening the model", None);
         let opened = catch_unwind(AssertUnwindSafe(&mut open)).unwrap_or_else(|panic| Err(panic_text(&*panic)));
         let end = match opened {
-            Ok(engine) => {
-                let served = catch_unwind(AssertUnwindSafe(|| Worker::new(tokenizer, engine, shared)?.serve(queue, waiting)));
+            Ok(opened) => {
+                let served = catch_unwind(AssertUnwindSafe(|| Worker::new(tokenizer, opened, shared)?.serve(queue, waiting)));
                 match served {
                     Ok(Ok(())) => break,
                     Ok(Err(error)) => error,
@@ -97,10 +101,27 @@ struct Worker<'t> {
     engine: Engine,
     shared: &'t Shared,
     slots: Vec<Slot<'t>>,
+    parked: ParkingLot,
+}
+
+/// Where a request is answered.
+struct Place {
+    slot: usize,
+    goes_on: GoesOn,
+}
+
+/// What a request goes on from.
+enum GoesOn {
+    /// What the slot holds.
+    Held,
+    /// A parked conversation.
+    Parked(usize),
+    Nothing,
 }
 
 impl<'t> Worker<'t> {
-    fn new(tokenizer: &'t Tokenizer, mut engine: Engine, shared: &'t Shared) -> Result<Worker<'t>, String> {
+    fn new(tokenizer: &'t Tokenizer, opened: Opened, shared: &'t Shared) -> Result<Worker<'t>, String> {
+        let Opened { mut engine, plan } = opened;
         let count = engine.options().slots as usize;
         let start = |_| Ok(Slot { sequence: engine.start()?, last_used: Instant::now(), job: None });
         let slots = (0..count).map(start).collect::<Result<Vec<_>, EngineError>>().map_err(|e| e.to_string())?;
@@ -110,13 +131,17 @@ impl<'t> Worker<'t> {
             slots: count,
             prompt_rows: engine.options().prompt_rows as usize,
             vocab: engine.dims().vocab as usize,
-            devices: engine.devices().map(|d| format!("{}: {}", d.id, d.detail)).collect(),
+            devices: engine.pipeline().stages.iter().map(|stage| device_use(stage.backend.as_ref())).collect(),
             memory: engine.memory(),
+            plan,
         });
         status.slots = vec![SlotStatus::idle(); count];
+        (status.parked, status.parked_bytes) = (0, 0);
         status.state = State::Ready;
         drop(status);
-        Ok(Worker { tokenizer, engine, shared, slots })
+        shared.slots.store(count, Ordering::SeqCst);
+        let parked = ParkingLot::new(shared.options.parked_bytes);
+        Ok(Worker { tokenizer, engine, shared, slots, parked })
     }
 
     /// Until the service is stopped. An error means that the engine must be opened again.
@@ -130,10 +155,10 @@ impl<'t> Worker<'t> {
                 return Ok(());
             }
             self.drop_dead(waiting);
-            while let Some(index) = self.free_slot(waiting.front()) {
+            while let Some(place) = self.place(waiting.front()) {
                 let Some(queued) = waiting.pop_front() else { break };
                 self.shared.waiting.fetch_sub(1, Ordering::SeqCst);
-                self.admit(index, queued)?;
+                self.admit(place, queued)?;
             }
             self.turn()?;
         }
@@ -178,24 +203,47 @@ impl<'t> Worker<'t> {
         });
     }
 
-    /// The free slot that suits the next request best: one that holds a good part of its prompt, or the one that was
-    /// idle longest.
-    fn free_slot(&self, next: Option<&Queued>) -> Option<usize> {
+    /// A free slot for the next request: the one whose conversation spares it the most computing, or the one that was idle
+    /// longest, with a parked conversation if that spares more.
+    fn place(&self, next: Option<&Queued>) -> Option<Place> {
         let prompt = &next?.request.prompt;
         let free = || self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
-        let fitting = free()
-            .map(|(index, slot)| (common(&slot.sequence, prompt), reusable(&slot.sequence, prompt), index))
-            // The same conversation, or more gained than lost. One that shares little more than a greeting is worth
-            // keeping for its own next turn.
-            .filter(|(common, reuse, index)| {
-                *reuse > 0 && (common * 10 >= prompt.len() * 9 || reuse * 2 >= self.slots[*index].sequence.len())
-            })
-            .max_by_key(|(_, reuse, _)| *reuse);
-        let stale = || free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used));
-        fitting.map(|(_, _, index)| index).or_else(|| stale().map(|(index, _)| index))
+        let candidate = |(index, slot): (usize, &Slot<'_>)| {
+            let (common, reuse) = (common(slot.sequence.tokens(), prompt), reusable(&slot.sequence, prompt));
+            Candidate { index, common, reuse, held: slot.sequence.len() }
+        };
+        let held = free().map(candidate).filter(|held| held.suits(prompt)).max_by_key(|held| held.reuse);
+        let parked = self.parked.best(prompt, self.engine.is_recurrent());
+        let stale = free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used))?.0;
+        Some(match (held, parked) {
+            (Some(held), parked) if parked.is_none_or(|parked| parked.reuse <= held.reuse) => {
+                Place { slot: held.index, goes_on: GoesOn::Held }
+            }
+            (_, Some(parked)) => Place { slot: stale, goes_on: GoesOn::Parked(parked.index) },
+            (_, None) => Place { slot: stale, goes_on: GoesOn::Nothing },
+        })
     }
 
-    fn admit(&mut self, index: usize, queued: Queued) -> Result<(), String> {
+    /// Gets a slot's conversation out of the way of another, and that one into the slot.
+    fn exchange(&mut self, place: &Place) -> Result<(), EngineError> {
+        let wanted = match place.goes_on {
+            GoesOn::Held => return Ok(()),
+            GoesOn::Parked(index) => self.parked.take(index),
+            GoesOn::Nothing => None,
+        };
+        let sequence = &mut self.slots[place.slot].sequence;
+        if !sequence.is_empty() && self.parked.make_room(self.engine.parked_bytes(sequence)) {
+            self.parked.put(self.engine.park(sequence)?);
+        }
+        if let Some(wanted) = wanted {
+            self.engine.unpark(sequence, wanted)?;
+        }
+        let mut status = self.shared.status();
+        (status.parked, status.parked_bytes) = (self.parked.len(), self.parked.bytes());
+        Ok(())
+    }
+
+    fn admit(&mut self, place: Place, queued: Queued) -> Result<(), String> {
         let options = &self.shared.options;
         self.shared.status().totals.requests += 1;
         let id = queued.request.id.clone();
@@ -205,11 +253,15 @@ impl<'t> Worker<'t> {
             return Ok(());
         };
         self.shared.status().begin("taking a sequence back", Some(&id));
-        let slot = &mut self.slots[index];
-        let step = job.start(&mut self.engine, &mut slot.sequence, index);
+        if let Err(error) = self.exchange(&place) {
+            job.fail_engine(&error.to_string());
+            return Err(error.to_string());
+        }
+        let slot = &mut self.slots[place.slot];
+        let step = job.start(&mut self.engine, &mut slot.sequence, place.slot);
         slot.job = Some(job);
         slot.last_used = Instant::now();
-        self.settle(index, step)
+        self.settle(place.slot, step)
     }
 
     /// Every answer goes on by a token, and the prompt that came first by a window.
@@ -218,10 +270,42 @@ impl<'t> Worker<'t> {
         let answering: Vec<usize> =
             (0..self.slots.len()).filter(|i| self.slots[*i].job.is_some() && !reads(&self.slots[*i])).collect();
         let reading = (0..self.slots.len()).filter(|i| reads(&self.slots[*i])).min_by_key(|i| self.slots[*i].last_used);
+        self.compute_together()?;
         for index in answering.into_iter().chain(reading) {
             self.step(index)?;
         }
         Ok(())
+    }
+
+    /// What several answers need next, in one window.
+    fn compute_together(&mut self) -> Result<(), String> {
+        let Worker { engine, slots, shared, .. } = self;
+        let (mut jobs, mut feeds) = (Vec::new(), Vec::new());
+        for Slot { sequence, job, .. } in slots {
+            if let Some(job) = job
+                && let Some(token) = job.awaits(engine, sequence)
+            {
+                jobs.push((sequence.len() + 1, job));
+                feeds.push((sequence, token));
+            }
+        }
+        if feeds.len() < 2 {
+            return Ok(());
+        }
+        shared.status().begin("decoding several answers", None);
+        let start = Instant::now();
+        let computed = engine.feed_each(&mut feeds, &mut |i, scores| {
+            let (cells, job) = &mut jobs[i];
+            job.computed(*cells, scores);
+        });
+        let reason = computed.map_err(|error| error.to_string());
+        for (_, job) in jobs {
+            match &reason {
+                Ok(()) => job.took(start.elapsed()),
+                Err(reason) => job.fail_engine(reason),
+            }
+        }
+        reason
     }
 
     fn step(&mut self, index: usize) -> Result<(), String> {
@@ -273,13 +357,25 @@ impl<'t> Worker<'t> {
     }
 }
 
-fn common(sequence: &Sequence, prompt: &[TokenId]) -> usize {
-    sequence.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+fn device_use(device: &dyn Backend) -> DeviceUse {
+    let (facts, memory) = (device.facts(), device.memory());
+    DeviceUse {
+        id: facts.id.clone(),
+        detail: facts.detail.clone(),
+        arenas_bytes: memory.arenas_bytes,
+        scratch_bytes: memory.scratch_bytes,
+        late_allocations: memory.late_allocations,
+    }
+}
+
+/// Tokens that a conversation and a prompt begin with.
+pub(super) fn common(held: &[TokenId], prompt: &[TokenId]) -> usize {
+    held.iter().zip(prompt).take_while(|(a, b)| a == b).count()
 }
 
 /// Tokens of `prompt` that the sequence can be taken back to without computing.
 fn reusable(sequence: &Sequence, prompt: &[TokenId]) -> usize {
-    sequence.restorable(common(sequence, prompt).min(prompt.len().saturating_sub(1))).0
+    sequence.restorable(common(sequence.tokens(), prompt).min(prompt.len().saturating_sub(1))).0
 }
 
 fn record(shared: &Shared, job: &Job<'_>, word: &str) {

@@ -187,7 +187,9 @@ impl Parts {
 
     fn push(self, role: &str, messages: &mut Vec<Json>) {
         let text = self.texts.join("\n");
-        if text.trim().is_empty() && self.calls.is_empty() {
+        // As with plain text, only the assistant's silence is left out. A turn of results alone has no text.
+        let silent = if role == "assistant" { text.trim().is_empty() } else { self.texts.is_empty() };
+        if silent && self.calls.is_empty() {
             return;
         }
         let mut message = Map::new();

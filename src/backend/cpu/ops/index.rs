@@ -1,14 +1,14 @@
 //! The indexer of sparse attention (2.2): its keys, and the choice of blocks.
 
-use super::super::exec::{Kernel, Run, Span, Thread};
+use super::super::exec::{Kernel, Run, Thread};
 use super::super::kernels::floats;
 use super::super::layout::{HeadsPlace, Layout, Place, StatePlace, Vector};
 use super::super::pool::Poisoned;
-use super::super::rope::{angles, rotate};
 use super::super::vector::Level;
 use super::super::view::{Mat, carve, carve_bytes};
 use super::math::{dot, rms_scale};
 use super::wrong_op;
+use crate::backend::rope::{angles, rotate};
 use crate::program::{Op, Rope, Row, StateId, StateKind};
 
 /// Raw keys by cell, then pooled keys by block.
@@ -61,16 +61,6 @@ impl IndexAppend {
     }
 }
 
-/// Position of a block's first token, seen from the row that completes the block. Exact where the token is in the window;
-/// before it, all tokens since are taken for text, whose positions advance with the index.
-fn first_position(rows: &[Row], span: &Span, i: usize, tokens_back: usize) -> [u32; 3] {
-    if tokens_back <= i {
-        return rows[span.first + i - tokens_back].position;
-    }
-    let oldest = &rows[span.first];
-    oldest.position.map(|p| p.saturating_sub((tokens_back - i) as u32))
-}
-
 impl Kernel for IndexAppend {
     fn scratch_bytes(&self) -> usize {
         carve_bytes::<f32>(2 * self.rope.inv_freq.len())
@@ -106,7 +96,7 @@ impl Kernel for IndexAppend {
                 pooled.iter_mut().for_each(|sum| *sum /= ratio as f32);
                 let scale = rms_scale(pooled, self.eps);
                 pooled.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * scale * w);
-                angles(&self.rope, first_position(run.rows, span, i, ratio - 1), turns);
+                angles(&self.rope, span.position_before(run.rows, i, ratio - 1), turns);
                 rotate(pooled, self.rope.pairing, turns);
             }
         }

@@ -3,9 +3,9 @@
 use super::super::exec::{Kernel, Thread};
 use super::super::layout::{HeadsPlace, Layout, Place, Vector};
 use super::super::pool::Poisoned;
-use super::super::rope::rotate;
 use super::math::{rms_scale, scaled};
 use super::wrong_op;
+use crate::backend::rope::rotate;
 use crate::program::{Op, RopePairing};
 
 /// `out = x / rms(x) * weight`, with the weight's first element at `first` and repeating.

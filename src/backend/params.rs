@@ -1,7 +1,27 @@
-//! What a run may ask of a program, checked before anything is touched.
+//! What a run may ask of a program, checked before anything is touched. Shared by all backends.
 
-use super::exec::Span;
 use crate::program::{Program, Row, RunParams, Stage, StateKind};
+
+/// Neighbouring rows of a window that belong to one sequence; their indices follow one another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    pub first: usize,
+    pub len: usize,
+    pub slot: u32,
+    /// Token index of the first row.
+    pub index: u32,
+}
+
+impl Span {
+    /// Position of the token `tokens_back` before row `i` of the span. Exact where the token is in the window; before it, all
+    /// tokens since are taken for text, whose positions advance with the index.
+    pub fn position_before(&self, rows: &[Row], i: usize, tokens_back: usize) -> [u32; 3] {
+        if tokens_back <= i {
+            return rows[self.first + i - tokens_back].position;
+        }
+        rows[self.first].position.map(|p| p.saturating_sub((tokens_back - i) as u32))
+    }
+}
 
 /// Bounds that the state used by a program sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

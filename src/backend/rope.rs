@@ -1,4 +1,5 @@
-//! Rotary embedding: sines and cosines of a window's rows are computed once a run and shared by all layers.
+//! Rotary embedding: sines and cosines of a window's rows are computed once a run, on the host, and shared by all layers and
+//! backends, so that angles have the same bits everywhere.
 
 use crate::program::{Rope, RopePairing, Row};
 

@@ -1,0 +1,9 @@
+// Activations rounded to 15 bits: 32 neighbours share a scale, `x = (128 * high + low) * scale`, both signed bytes. So products with
+// the bytes of a weight group are exact integers.
+//
+// 20 words for 32 values: eight of high bytes, eight of low bytes, the scale, the sums of the first and the last 16 values in
+// steps, one unused (rows stay aligned to 16 bytes).
+#pragma once
+
+constexpr u32 ROUNDED_WORDS = 20;
+constexpr float ROUNDED_STEPS = 16256.0f;

@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(bf16, BF16)

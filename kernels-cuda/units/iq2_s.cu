@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(iq2_s, IQ2_S)

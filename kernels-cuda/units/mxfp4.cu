@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(mxfp4, MXFP4)

@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(nvfp4, NVFP4)

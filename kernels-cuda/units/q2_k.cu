@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(q2_k, Q2_K)

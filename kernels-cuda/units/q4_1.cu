@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(q4_1, Q4_1)

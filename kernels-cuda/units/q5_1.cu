@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(q5_1, Q5_1)

@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(q5_k, Q5_K)

@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(q8_0, Q8_0)

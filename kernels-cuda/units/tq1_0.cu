@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(tq1_0, TQ1_0)

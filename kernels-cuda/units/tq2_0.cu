@@ -1,0 +1,3 @@
+#include "../products/unit.h"
+
+FORMAT_UNIT(tq2_0, TQ2_0)
