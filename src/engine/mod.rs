@@ -70,7 +70,9 @@ impl EngineError {
     pub fn is_interruption(&self) -> bool {
         let backend = match self {
             EngineError::Interrupted | EngineError::Schedule(ScheduleError::Interrupted) => return true,
-            EngineError::Backend(error) | EngineError::Schedule(ScheduleError::Backend(error)) => error,
+            EngineError::Backend(error)
+            | EngineError::Experts(ExpertError::Backend(error))
+            | EngineError::Schedule(ScheduleError::Backend(error) | ScheduleError::Experts(ExpertError::Backend(error))) => error,
             _ => return false,
         };
         matches!(backend, BackendError::Interrupted { .. })

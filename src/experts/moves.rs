@@ -150,6 +150,12 @@ impl Experts {
         let mut perform = |n: usize, layer: &mut LayerResidency, swap: &Swap| self.perform(first + n, layer, swap, device);
         let made = exchange(&mut residency[range], &policy, rows, &mut found, &mut perform);
         (self.residency, self.found) = (residency, found);
+        if made.is_err() {
+            for i in self.of_stage[stage].clone() {
+                self.residency[i].card.abandon();
+                self.residency[i].ram.abandon();
+            }
+        }
         self.stats.swaps += made? as u64;
         for i in self.of_stage[stage].clone() {
             if self.stale[i] {
