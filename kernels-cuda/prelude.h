@@ -30,15 +30,16 @@ constexpr u32 GROUPS = THREADS / LANES;
 DEVICE u32 lane() { return thread_index() % LANES; }
 DEVICE u32 group() { return thread_index() / LANES; }
 
-DEVICE const u32* run_words(const Operands& at) { return reinterpret_cast<const u32*>(at.run); }
-DEVICE const u8* w0_bytes(const Operands& at) { return reinterpret_cast<const u8*>(at.w0); }
-DEVICE const u8* w1_bytes(const Operands& at) { return reinterpret_cast<const u8*>(at.w1); }
-DEVICE const float* w2_floats(const Operands& at) { return reinterpret_cast<const float*>(at.w2); }
-DEVICE float* state_floats(const Operands& at) { return reinterpret_cast<float*>(at.state); }
-DEVICE float* work_floats(const Operands& at) { return reinterpret_cast<float*>(at.work); }
-DEVICE u32* work_words(const Operands& at) { return reinterpret_cast<u32*>(at.work); }
-DEVICE float* scratch_floats(const Operands& at) { return reinterpret_cast<float*>(at.scratch); }
-DEVICE u32* scratch_words(const Operands& at) { return reinterpret_cast<u32*>(at.scratch); }
+DEVICE const u32* run_words(const Operands& at) { return global_pointer<const u32>(at.run); }
+DEVICE const u8* w0_bytes(const Operands& at) { return global_pointer<const u8>(at.w0); }
+DEVICE const u8* w1_bytes(const Operands& at) { return global_pointer<const u8>(at.w1); }
+DEVICE const float* w2_floats(const Operands& at) { return global_pointer<const float>(at.w2); }
+DEVICE float* state_floats(const Operands& at) { return global_pointer<float>(at.state); }
+DEVICE const u32* state_words(const Operands& at) { return global_pointer<const u32>(at.state); }
+DEVICE float* work_floats(const Operands& at) { return global_pointer<float>(at.work); }
+DEVICE u32* work_words(const Operands& at) { return global_pointer<u32>(at.work); }
+DEVICE float* scratch_floats(const Operands& at) { return global_pointer<float>(at.scratch); }
+DEVICE u32* scratch_words(const Operands& at) { return global_pointer<u32>(at.scratch); }
 
 /// Row `row` of a matrix whose first element is word `first`.
 DEVICE u64 row_at(u32 first, u32 row, u32 stride) { return first + static_cast<u64>(row) * stride; }
@@ -77,5 +78,19 @@ DEVICE u32 load_word(const u8* at) {
     } else {
         return at[0] | static_cast<u32>(at[1]) << 8 | static_cast<u32>(at[2]) << 16 | static_cast<u32>(at[3]) << 24;
     }
+}
+
+struct alignas(8) Words2 {
+    u32 x, y;
+};
+struct alignas(16) Words4 {
+    u32 x, y, z, w;
+};
+
+/// Eight bytes at an address that is a multiple of `ALIGN`.
+template <u32 ALIGN>
+DEVICE Words2 load_words(const u8* at) {
+    if constexpr (ALIGN >= 8) return *reinterpret_cast<const Words2*>(at);
+    else return {load_word<ALIGN>(at), load_word<ALIGN>(at + 4)};
 }
 DEVICE u32 load_half_word(const u8* at) { return *reinterpret_cast<const u16*>(at); }

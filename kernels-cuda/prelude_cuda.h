@@ -4,6 +4,7 @@
 #define DEVICE __device__ __forceinline__
 #define DEVICE_TABLE static __device__ const
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define KERNEL(name, ARGS) extern "C" __global__ void __launch_bounds__(THREADS) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) __shared__ T name[count]
 #if __CUDA_ARCH__ >= 750
@@ -25,6 +26,11 @@ DEVICE T shuffle(T value, u32 from) {
 template <class T>
 DEVICE T shuffle_xor(T value, u32 mask) {
     return __shfl_xor_sync(0xffffffffu, value, static_cast<int>(mask));
+}
+
+template <class T>
+DEVICE T* global_pointer(u64 address) {
+    return reinterpret_cast<T*>(__cvta_global_to_generic(address));
 }
 
 DEVICE float bits_to_float(u32 bits) { return __uint_as_float(bits); }

@@ -13,6 +13,7 @@ struct simt::Pointers<Operands> {
 #define DEVICE inline
 #define DEVICE_TABLE static const
 #define UNROLL
+#define NO_UNROLL
 #define KERNEL(name, ARGS)                                   \
     extern "C" void name(Operands at, ARGS a);               \
     static simt::Registration<&name> registered_##name(#name); \
@@ -57,6 +58,12 @@ inline T butterfly(T value, F join) {
     for (u32 o = WIDTH / 2; o; o /= 2)
         for (u32 i = 0; i < o; i++) v[i] = join(v[i], v[i + o]);
     return v[0];
+}
+
+/// A pointer of which the compiler knows that it is neither to shared nor to local memory.
+template <class T>
+inline T* global_pointer(u64 address) {
+    return reinterpret_cast<T*>(address);
 }
 
 inline float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }

@@ -8,6 +8,7 @@
 #define DEVICE __device__ inline __attribute__((always_inline))
 #define DEVICE_TABLE static __device__ const
 #define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("unroll 1")
 #define KERNEL(name, ARGS) \
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) static __shared__ T name[count]
@@ -38,6 +39,11 @@ DEVICE T shuffle(T value, u32 from) {
 template <class T>
 DEVICE T shuffle_xor(T value, u32 mask) {
     return from_wave_lane(value, wave_lane() ^ mask);
+}
+
+template <class T>
+DEVICE T* global_pointer(u64 address) {
+    return (T*)(__attribute__((address_space(1))) T*)address;
 }
 
 DEVICE float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }

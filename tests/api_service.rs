@@ -174,6 +174,32 @@ fn conversations_wait_in_ram_while_others_use_their_slots() {
 }
 
 #[test]
+fn a_slow_reader_slows_nobody_and_loses_nothing() {
+    let server = Setup::default().start();
+    let body = json!({ "messages": user("Tell me a story."), "ignore_eos": true, "max_tokens": 700, "stream": true,
+                       "logprobs": true, "top_logprobs": 20, "n": 4, "seed": 5 });
+    let texts = |reply: &Reply| {
+        let mut texts = vec![String::new(); 4];
+        for chunk in reply.data() {
+            for choice in chunk["choices"].as_array().unwrap() {
+                texts[choice["index"].as_u64().unwrap() as usize] += choice["delta"]["content"].as_str().unwrap_or_default();
+            }
+        }
+        texts
+    };
+    let fast = texts(&send(&server, "POST", CHAT, &[], &body.to_string()).read());
+    // Megabytes of answer that nobody reads, more than the system takes on the way.
+    let slow = send(&server, "POST", CHAT, &[], &body.to_string());
+    assert!(text(&ask(&server, CHAT, &json!({ "messages": user(FRANCE) }))).contains("Paris"));
+    eventually("the engine has done its part", || {
+        get(&server, "/slots").json().as_array().unwrap().iter().all(|slot| slot["is_processing"] == false)
+    });
+    let reply = slow.read();
+    assert!(reply.body.len() > 4 << 20, "{} bytes", reply.body.len());
+    assert!(texts(&reply) == fast, "every token arrived");
+}
+
+#[test]
 fn requests_of_one_instant_find_the_free_slots_beside_the_queue() {
     let hook: StepHook = Arc::new(|_| std::thread::sleep(Duration::from_millis(3)));
     let service = ServiceOptions { queue: 2, before_step: Some(hook), ..ServiceOptions::default() };

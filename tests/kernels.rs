@@ -8,64 +8,9 @@ use strata::backend::cpu::kernels::{
 };
 use strata::quant::{FORMATS, Format};
 
-/// A small generator: the tests need variety, not quality.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        self.0 >> 32
-    }
-
-    fn unit(&mut self) -> f32 {
-        self.next() as f32 / (1u64 << 31) as f32 - 1.0
-    }
-}
-
-/// Rows of random blocks. Every bit is random, except that scales are of ordinary size.
-fn random_weights(format: Format, rows: usize, k: usize, random: &mut Random) -> Vec<u8> {
-    let info = format.info();
-    let mut bytes: Vec<u8> = (0..rows * k / info.block_len * info.block_bytes).map(|_| random.next() as u8).collect();
-    for block in bytes.chunks_exact_mut(info.block_bytes) {
-        let halves: &[usize] = match format {
-            Format::F32 => {
-                block.copy_from_slice(&random.unit().to_le_bytes());
-                &[]
-            }
-            Format::BF16 => {
-                block.copy_from_slice(&random.unit().to_le_bytes()[2..]);
-                &[]
-            }
-            Format::MXFP4 => {
-                block[0] = 118 + (random.next() % 8) as u8;
-                &[]
-            }
-            Format::NVFP4 => {
-                block[..4].iter_mut().for_each(|scale| *scale &= 0x7f);
-                &[]
-            }
-            Format::IQ1_M => {
-                // 0x2e66 is about 0.1.
-                for (i, nibble) in [0x6, 0x6, 0xe, 0x2].into_iter().enumerate() {
-                    block[49 + 2 * i] = block[49 + 2 * i] & 0x0f | nibble << 4;
-                }
-                &[]
-            }
-            Format::Q4_1 | Format::Q5_1 | Format::Q4_K | Format::Q5_K => &[0, 2],
-            Format::Q2_K => &[80, 82],
-            Format::Q3_K => &[108],
-            Format::Q6_K => &[208],
-            Format::TQ1_0 => &[52],
-            Format::TQ2_0 => &[64],
-            _ => &[0],
-        };
-        for &at in halves {
-            let scale = half::f16::from_f32(random.unit() * 0.1);
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-        }
-    }
-    bytes
-}
+#[path = "common/blocks.rs"]
+mod blocks;
+use blocks::{Random, random_weights};
 
 struct Case {
     format: Format,
@@ -199,6 +144,71 @@ fn float_formats_on_every_level_agree_with_their_decode() {
                             );
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// The products of `tokens`, with the rows of weights in two shares.
+fn product_of(simd: Simd, case: &Case, tokens: Tokens<'_>, scratch: &mut [ScratchBlock]) -> Vec<f32> {
+    let count = tokens.len();
+    let weights = Weights::new(case.format, &case.bytes, case.rows, case.k).unwrap();
+    let mut out = vec![f32::NAN; count * case.rows];
+    for rows in [0..7, 7..case.rows] {
+        let view = OutView::new(&mut out, count, case.rows, case.rows);
+        product(simd, weights, rows, case.acts(), tokens.clone(), view, &mut Scratch::new(scratch));
+    }
+    out
+}
+
+/// Rows within a stretch of additions, with several, and with parts of them.
+fn long_and_short(format: Format) -> &'static [usize] {
+    match format.info().block_len {
+        256 => &[256, 768, 2048, 5376],
+        64 => &[64, 576, 2112],
+        _ => &[32, 160, 640, 2080, 4448],
+    }
+}
+
+#[test]
+fn a_token_has_the_same_bits_alone_and_among_others() {
+    let mut scratch = scratch();
+    for info in FORMATS.iter().filter(|info| !is_float(info.format)) {
+        for (&k, rounding) in long_and_short(info.format).iter().flat_map(|k| BOTH.map(|rounding| (k, rounding))) {
+            let case = Case::new(info.format, 19, k, 70, rounding);
+            for &simd in Simd::available() {
+                let alone: Vec<f32> =
+                    (0..70).flat_map(|token| product_of(simd, &case, Tokens::Rows(token..token + 1), &mut scratch)).collect();
+                for count in [2, 3, 4, 6, 7, 8, 9, 16, 33, 64] {
+                    let found = product_of(simd, &case, Tokens::Rows(5..5 + count), &mut scratch);
+                    let expected = &alone[5 * case.rows..(5 + count) * case.rows];
+                    assert!(found == expected, "{} {simd} {rounding:?}: {count} tokens, rows of {k}", info.name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_token_has_the_same_bits_alone_and_among_others_with_float_weights() {
+    for info in FORMATS.iter().filter(|info| is_float(info.format)) {
+        for k in [1, 37, 160, 576, 1100, 2048] {
+            let case = Case::new(info.format, 23, k, 110, Rounding::Bits15);
+            let weights = Weights::new(info.format, &case.bytes, case.rows, k).unwrap();
+            for &simd in Simd::available() {
+                let products = |first: usize, count: usize| {
+                    let mut out = vec![f32::NAN; count * case.rows];
+                    for rows in [0..7, 7..case.rows] {
+                        let view = OutView::new(&mut out, count, case.rows, case.rows);
+                        product_f32(simd, weights, rows, &case.x[first * k..], k, count, view);
+                    }
+                    out
+                };
+                let alone: Vec<f32> = (0..110).flat_map(|token| products(token, 1)).collect();
+                for count in [2, 3, 4, 6, 7, 8, 9, 33, 96, 110] {
+                    let found = products(0, count);
+                    assert!(found == alone[..count * case.rows], "{} {simd}: {count} tokens, rows of {k}", info.name);
                 }
             }
         }

@@ -30,7 +30,7 @@ fn target(max_binding_bytes: u64, activations: Activations) -> Target {
 }
 
 fn stage_of(name: &str) -> Stage {
-    let files = Arc::new(ModelFiles::open(&model_path(name)).expect("the model opens"));
+    let files = Arc::new(ModelFiles::open(model_path(name)).expect("the model opens"));
     let model = Model::open(&files).expect("the model is valid");
     let opts = strata::engine::OpenOptions { kv: KvFormat::F16, ..options(strata::backend::cpu::Mode::Fast, 560, 64) };
     let whole: StageOptions = opts.stage_options(0..model.config.dims().layers);

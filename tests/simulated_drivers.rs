@@ -1,4 +1,5 @@
-//! The simulated GPU drivers (tests/sim) keep their promises, and the kernels' block formats decode like the reference.
+//! The simulated GPU drivers (tests/sim) keep their promises, the kernels' block formats decode like the reference, and kernels
+//! agree with plain arithmetic.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -23,9 +24,10 @@ fn build() -> Option<PathBuf> {
 }
 
 #[test]
-fn drivers_and_formats_of_the_kernels() {
+fn drivers_formats_and_kernels() {
     let Some(folder) = build() else { return };
-    for (program, argument) in [("selftest", folder.to_str().unwrap()), ("formats_test", "tests/vectors")] {
+    let here = folder.to_str().unwrap();
+    for (program, argument) in [("selftest", here), ("formats_test", "tests/vectors"), ("kernels_test", here)] {
         let result = run(Command::new(folder.join(program)).arg(argument));
         let said = [result.stdout, result.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         assert!(result.status.success(), "{program}:\n{}{}", said[0], said[1]);

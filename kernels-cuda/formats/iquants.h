@@ -145,7 +145,7 @@ struct IQ4_XS {
         const u8* block = row + i / 32 * 136;
         const u32 group = i % 32 / 4;
         u32 codes[2];
-        nibble_codes<4>(block + 8 + 16 * group, i % 4, codes);
+        nibble_codes<8>(block + 8 + 16 * group, i % 4, codes);
         const u32 scale = (block[4 + group / 2] >> (group % 2 * 4) & 15u) | (load_half_word(block + 2) >> (2 * group) & 3) << 4;
         const float d = half_to_float(load_half_word(block));
         return {{iq4_bytes(codes[0]), iq4_bytes(codes[1])}, d * static_cast<float>(static_cast<int>(scale) - 32), 0.0f};

@@ -40,31 +40,30 @@ struct Q3_K {
     }
 };
 
-/// Scale and offset of a group of 32 in Q4_K and Q5_K.
+/// Scale and offset of a group of 32 in Q4_K and Q5_K, from the 16 bytes that a block begins with.
 DEVICE void six_bit_scale(const u8* block, u32 group, float* scale, float* offset) {
-    const u8* packed = block + 4;
-    const u32 both = load_word<4>(block);
+    const Words4 head = *reinterpret_cast<const Words4*>(block);
+    const u32 shift = group % 4 * 8;
     u32 s, m;
     if (group < 4) {
-        s = packed[group] & 63;
-        m = packed[group + 4] & 63;
+        s = head.y >> shift & 63;
+        m = head.z >> shift & 63;
     } else {
-        const u32 low = packed[group + 4];
-        s = (low & 15) | packed[group - 4] >> 6 << 4;
-        m = low >> 4 | packed[group] >> 6 << 4;
+        const u32 low = head.w >> shift & 255;
+        s = (low & 15) | (head.y >> (shift + 6) & 3) << 4;
+        m = low >> 4 | (head.z >> (shift + 6) & 3) << 4;
     }
-    *scale = half_to_float(both & 0xffff) * static_cast<float>(s);
-    *offset = -(half_to_float(both >> 16) * static_cast<float>(m));
+    *scale = half_to_float(head.x & 0xffff) * static_cast<float>(s);
+    *offset = -(half_to_float(head.x >> 16) * static_cast<float>(m));
 }
 
 struct Q4_K {
     static constexpr bool FLOATS = false, OFFSET = true;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 144;
-        const u32 octet = i % 32, group = octet / 4;
-        const u8* at = block + 16 + group / 2 * 32 + octet % 4 * 8;
-        Octet o;
-        for (u32 w = 0; w < 2; w++) o.q[w] = load_word<4>(at + 4 * w) >> (group % 2 * 4) & 0x0f0f0f0fu;
+        const u32 octet = i % 32, group = octet / 4, shift = group % 2 * 4;
+        const Words2 bytes = load_words<8>(block + 16 + group / 2 * 32 + octet % 4 * 8);
+        Octet o = {{bytes.x >> shift & 0x0f0f0f0fu, bytes.y >> shift & 0x0f0f0f0fu}, 0.0f, 0.0f};
         six_bit_scale(block, group, &o.scale, &o.offset);
         return o;
     }
@@ -74,13 +73,11 @@ struct Q5_K {
     static constexpr bool FLOATS = false, OFFSET = true;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 176;
-        const u32 octet = i % 32, group = octet / 4;
-        const u8 *low = block + 48 + group / 2 * 32 + octet % 4 * 8, *high = block + 16 + octet % 4 * 8;
+        const u32 octet = i % 32, group = octet / 4, shift = group % 2 * 4;
+        const Words2 low = load_words<8>(block + 48 + group / 2 * 32 + octet % 4 * 8), high = load_words<8>(block + 16 + octet % 4 * 8);
         Octet o;
-        for (u32 w = 0; w < 2; w++) {
-            const u32 four = load_word<4>(low + 4 * w) >> (group % 2 * 4) & 0x0f0f0f0fu;
-            o.q[w] = four | (load_word<4>(high + 4 * w) >> group & 0x01010101u) << 4;
-        }
+        o.q[0] = (low.x >> shift & 0x0f0f0f0fu) | (high.x >> group & 0x01010101u) << 4;
+        o.q[1] = (low.y >> shift & 0x0f0f0f0fu) | (high.y >> group & 0x01010101u) << 4;
         six_bit_scale(block, group, &o.scale, &o.offset);
         return o;
     }

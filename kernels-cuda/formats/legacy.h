@@ -6,9 +6,9 @@
 template <u32 ALIGN>
 DEVICE void nibble_codes(const u8* bytes, u32 part, u32 codes[2]) {
     const u32 shift = part / 2 * 4;
-    const u8* at = bytes + 8 * (part % 2);
-    codes[0] = load_word<ALIGN>(at) >> shift & 0x0f0f0f0fu;
-    codes[1] = load_word<ALIGN>(at + 4) >> shift & 0x0f0f0f0fu;
+    const Words2 both = load_words<ALIGN>(bytes + 8 * (part % 2));
+    codes[0] = both.x >> shift & 0x0f0f0f0fu;
+    codes[1] = both.y >> shift & 0x0f0f0f0fu;
 }
 
 /// As `nibble_codes`, with fifth bits from `high`.
@@ -57,7 +57,7 @@ struct Q5_1 {
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 24;
         Octet o;
-        five_bit_codes<4>(block + 8, load_word<4>(block + 4), i % 4, o.q);
+        five_bit_codes<8>(block + 8, load_word<4>(block + 4), i % 4, o.q);
         const u32 both = load_word<4>(block);
         o.scale = half_to_float(both & 0xffff);
         o.offset = half_to_float(both >> 16);

@@ -64,41 +64,28 @@ constexpr u32 MAX_HEAD_DIM = 512;
 /// Elements of a head that a lane holds.
 constexpr u32 LANE_ELEMENTS = MAX_HEAD_DIM / LANES;
 
-/// Softmax under way: values are weighted by e^(score - max).
-struct Softmax {
-    float max, sum;
-};
-
-/// What remains of `value`s that were weighted with another maximum.
+/// What remains of values that were weighted by e^(score - old_max).
 DEVICE float shrink(float old_max, float new_max) { return old_max == new_max ? 1.0f : exp_float(old_max - new_max); }
 
-/// Joins the groups' results through shared memory; thread `i` gets elements `i`, `i + THREADS`, ... of the sum.
-struct GroupResults {
-    float max[GROUPS], sum[GROUPS], values[GROUPS * MAX_HEAD_DIM];
+/// Softmax under way: a group's cells so far, their values weighted by e^(score - max); each lane has some elements of the head.
+struct Attended {
+    float max, sum, values[LANE_ELEMENTS];
 };
 
-/// One head of one row: cells are dealt to the groups of lanes in turn.
+/// Works through cells `first + group()`, `first + group() + GROUPS`, ... below `last` of those that are seen.
 template <class C>
-DEVICE void attention(const Operands& at, const AttentionArgs& a) {
-    SHARED(GroupResults, shared, 1);
-    const u32 head = block_x(), number = block_y(), split = block_z();
-    const Row row = run_row(run_words(at), number);
-    const u32 kv_head = head / (a.heads / a.kv_heads);
-    const float* q = work_floats(at) + row_at(a.q_at, number, a.q_stride) + head * a.q_head_stride;
+DEVICE Attended attend(const Operands& at, const AttentionArgs& a, const Row& row, const SeenCells& seen, const float* q, u32 first, u32 last) {
+    const u32 kv_head = block_x() / (a.heads / a.kv_heads);
     const auto* keys = cache_cells<C>(at, a, row.slot, 0, kv_head);
     const auto* values = cache_cells<C>(at, a, row.slot, 1, kv_head);
-    const SeenCells seen = seen_cells(at, a, row, number);
-    const u32 share = (seen.count + a.splits - 1) / a.splits, first = split * share;
-    const u32 last = first + share < seen.count ? first + share : seen.count;
-
-    float query[LANE_ELEMENTS], sum[LANE_ELEMENTS];
+    float query[LANE_ELEMENTS];
+    Attended result = {bits_to_float(0xff800000u), 0.0f, {}};
     UNROLL
     for (u32 e = 0; e < LANE_ELEMENTS; e++) {
         const u32 i = lane() + e * LANES;
         query[e] = i < a.dim ? q[i] : 0.0f;
-        sum[e] = 0.0f;
+        result.values[e] = 0.0f;
     }
-    Softmax softmax = {bits_to_float(0xff800000u), 0.0f};
     for (u32 i = first + group(); i < last; i += GROUPS) {
         const u32 cell = seen.cell(i);
         if (!seen.sees(cell, row.index + 1)) continue;
@@ -110,22 +97,62 @@ DEVICE void attention(const Operands& at, const AttentionArgs& a) {
             const u32 k = lane() + e * LANES;
             if (k < a.dim) dot = fma(query[e], C::load(key + k), dot);
         }
-        const float score = sum_lanes(dot) * a.scale, max = max_float(softmax.max, score);
-        const float old = shrink(softmax.max, max), weight = exp_float(score - max);
-        softmax = {max, fma(softmax.sum, old, weight)};
+        const float score = sum_lanes(dot) * a.scale, max = max_float(result.max, score);
+        const float old = shrink(result.max, max), weight = exp_float(score - max);
+        result.max = max;
+        result.sum = fma(result.sum, old, weight);
         UNROLL
         for (u32 e = 0; e < LANE_ELEMENTS; e++) {
             const u32 k = lane() + e * LANES;
-            if (k < a.dim) sum[e] = fma(weight, C::load(value + k), sum[e] * old);
+            if (k < a.dim) result.values[e] = fma(weight, C::load(value + k), result.values[e] * old);
         }
     }
+    return result;
+}
+
+/// What the groups of a block have attended to, in shared memory.
+struct GroupResults {
+    float max[GROUPS], sum[GROUPS], values[GROUPS * MAX_HEAD_DIM];
+};
+
+DEVICE void keep_group(GroupResults* shared, const Attended& mine, u32 dim) {
     if (lane() == 0) {
-        shared->max[group()] = softmax.max;
-        shared->sum[group()] = softmax.sum;
+        shared->max[group()] = mine.max;
+        shared->sum[group()] = mine.sum;
     }
+    UNROLL
     for (u32 e = 0; e < LANE_ELEMENTS; e++)
-        if (lane() + e * LANES < a.dim) shared->values[group() * MAX_HEAD_DIM + lane() + e * LANES] = sum[e];
+        if (lane() + e * LANES < dim) shared->values[group() * MAX_HEAD_DIM + lane() + e * LANES] = mine.values[e];
     barrier();
+}
+
+/// The factor on element `i` of a head's result.
+DEVICE float head_gate(const Operands& at, const AttentionArgs& a, u32 row, u32 head, u32 i) {
+    if (a.gate_at == NONE) return 1.0f;
+    return sigmoid(work_floats(at)[row_at(a.gate_at, row, a.gate_stride) + head * a.gate_head_stride + i]);
+}
+
+DEVICE float* head_out(const Operands& at, const AttentionArgs& a, u32 row, u32 head) {
+    return work_floats(at) + row_at(a.out_at, row, a.out_stride) + head * a.out_head_stride;
+}
+
+/// Maximum, sum and values of a split of a head.
+DEVICE float* split_partial(const Operands& at, const AttentionArgs& a, u32 row, u32 head, u32 split) {
+    const u64 place = (static_cast<u64>(row) * a.heads + head) * a.splits + split;
+    return scratch_floats(at) + a.partial_at + place * (a.dim + 2);
+}
+
+/// One head of one row, or one split of it: cells are dealt to the groups of lanes in turn.
+template <class C>
+DEVICE void attention(const Operands& at, const AttentionArgs& a) {
+    SHARED(GroupResults, shared, 1);
+    const u32 head = block_x(), number = block_y(), split = block_z();
+    const Row row = run_row(run_words(at), number);
+    const float* q = work_floats(at) + row_at(a.q_at, number, a.q_stride) + head * a.q_head_stride;
+    const SeenCells seen = seen_cells(at, a, row, number);
+    const u32 share = (seen.count + a.splits - 1) / a.splits, first = split * share;
+    const u32 last = first + share < seen.count ? first + share : seen.count;
+    keep_group(shared, attend<C>(at, a, row, seen, q, first, last), a.dim);
 
     float max = shared->max[0];
     for (u32 g = 1; g < GROUPS; g++) max = max_float(max, shared->max[g]);
@@ -135,51 +162,39 @@ DEVICE void attention(const Operands& at, const AttentionArgs& a) {
         weights[g] = shared->sum[g] > 0.0f ? shrink(shared->max[g], max) : 0.0f;
         total = fma(shared->sum[g], weights[g], total);
     }
-    float* partial = nullptr;
-    if (a.splits > 1) {
-        const u64 place = (static_cast<u64>(number) * a.heads + head) * a.splits + split;
-        partial = scratch_floats(at) + a.partial_at + place * (a.dim + 2);
-        if (thread_index() == 0) {
-            partial[0] = max;
-            partial[1] = total;
-        }
+    float* partial = a.splits > 1 ? split_partial(at, a, number, head, split) : nullptr;
+    if (partial && thread_index() == 0) {
+        partial[0] = max;
+        partial[1] = total;
     }
-    float* out = work_floats(at) + row_at(a.out_at, number, a.out_stride) + head * a.out_head_stride;
-    const float* gate = a.gate_at == NONE ? nullptr : work_floats(at) + row_at(a.gate_at, number, a.gate_stride) + head * a.gate_head_stride;
+    float* out = head_out(at, a, number, head);
     for (u32 i = thread_index(); i < a.dim; i += THREADS) {
         float value = 0.0f;
         UNROLL
         for (u32 g = 0; g < GROUPS; g++) value = fma(shared->values[g * MAX_HEAD_DIM + i], weights[g], value);
         if (partial) partial[2 + i] = value;
-        else out[i] = value / total * (gate ? sigmoid(gate[i]) : 1.0f);
+        else out[i] = value / total * head_gate(at, a, number, head, i);
     }
 }
 
 KERNEL(attention_f32, AttentionArgs) { attention<CacheF32>(at, a); }
 KERNEL(attention_f16, AttentionArgs) { attention<CacheF16>(at, a); }
 
-/// Joins the splits of a head.
+/// Joins the splits of a head. A split may have seen no cell.
 KERNEL(attention_merge, AttentionArgs) {
-    const u32 head = block_x(), row = block_y();
-    const u64 place = (static_cast<u64>(row) * a.heads + head) * a.splits;
-    const float* partial = scratch_floats(at) + a.partial_at + place * (a.dim + 2);
-    const u32 stride = a.dim + 2;
-    float max = partial[0];
+    const u32 head = block_x(), row = block_y(), stride = a.dim + 2;
+    const float* partial = split_partial(at, a, row, head, 0);
+    float max = partial[0], total = 0.0f;
     for (u32 s = 1; s < a.splits; s++) max = max_float(max, partial[s * stride]);
-    float total = 0.0f;
-    for (u32 s = 0; s < a.splits; s++) {
-        const float* part = partial + s * stride;
-        if (part[1] > 0.0f) total = fma(part[1], shrink(part[0], max), total);
-    }
-    float* out = work_floats(at) + row_at(a.out_at, row, a.out_stride) + head * a.out_head_stride;
+    for (u32 s = 0; s < a.splits; s++)
+        if (partial[s * stride + 1] > 0.0f) total = fma(partial[s * stride + 1], shrink(partial[s * stride], max), total);
+    float* out = head_out(at, a, row, head);
     for (u32 i = thread_index(); i < a.dim; i += THREADS) {
         float value = 0.0f;
         for (u32 s = 0; s < a.splits; s++) {
             const float* part = partial + s * stride;
             if (part[1] > 0.0f) value = fma(part[2 + i], shrink(part[0], max), value);
         }
-        float gate = 1.0f;
-        if (a.gate_at != NONE) gate = sigmoid(work_floats(at)[row_at(a.gate_at, row, a.gate_stride) + head * a.gate_head_stride + i]);
-        out[i] = value / total * gate;
+        out[i] = value / total * head_gate(at, a, row, head, i);
     }
 }

@@ -19,13 +19,13 @@ constexpr u32 ONES = 0x01010101u;
 /// Eight weights times eight activations; `words` are those of the 32 that they belong to.
 template <class F>
 DEVICE float octet_dot(const Octet& w, const u32* words, u32 part) {
-    const u32 *high = words + 2 * part, *low = high + 8;
-    const int h = dot_bytes(w.q[1], high[1], dot_bytes(w.q[0], high[0], 0));
-    const int l = dot_bytes(w.q[1], low[1], dot_bytes(w.q[0], low[0], 0));
+    const Words2 high = reinterpret_cast<const Words2*>(words)[part], low = reinterpret_cast<const Words2*>(words)[part + 4];
+    const int h = dot_bytes(w.q[1], high.y, dot_bytes(w.q[0], high.x, 0));
+    const int l = dot_bytes(w.q[1], low.y, dot_bytes(w.q[0], low.x, 0));
     float sum = w.scale * static_cast<float>(128 * h + l);
     if constexpr (F::OFFSET) {
-        const int hs = dot_bytes(ONES, high[1], dot_bytes(ONES, high[0], 0));
-        const int ls = dot_bytes(ONES, low[1], dot_bytes(ONES, low[0], 0));
+        const int hs = dot_bytes(ONES, high.y, dot_bytes(ONES, high.x, 0));
+        const int ls = dot_bytes(ONES, low.y, dot_bytes(ONES, low.x, 0));
         sum = fma(w.offset, static_cast<float>(128 * hs + ls), sum);
     }
     return sum * bits_to_float(words[16]);
@@ -67,8 +67,12 @@ DEVICE void finish_product(const Operands& at, const MatArgs& a, u32 row, u32 o,
     if (a.bias_at != NONE) value += w2_floats(at)[a.bias_at + o];
     float* out = (a.out_in_scratch ? scratch_floats(at) : work_floats(at)) + row_at(a.out_at, row, a.out_stride) + o;
     switch (a.epilogue) {
-        case EPILOGUE_SILU: value = silu(value * a.epilogue_scale); break;
-        case EPILOGUE_SIGMOID: value = a.epilogue_factor * sigmoid(value * a.epilogue_scale); break;
+        case EPILOGUE_SILU:
+        case EPILOGUE_SIGMOID: {
+            const float scaled = value * a.epilogue_scale;
+            value = (a.epilogue == EPILOGUE_SILU ? scaled : a.epilogue_factor) / (1.0f + exp_float(-scaled));
+            break;
+        }
         case EPILOGUE_DECAY: value = w2_floats(at)[a.a_at + o] * softplus(value + w2_floats(at)[a.dt_at + o]); break;
         case EPILOGUE_ACCUMULATE: value += *out; break;
         default: break;
@@ -98,7 +102,7 @@ DEVICE InputOf<F> input_pair(const Operands& at, const ExpertArgs& a, Pair p) {
 /// The slot of an expert among those of this launch, or NONE.
 DEVICE u32 slot_of(const Operands& at, const ExpertArgs& a, u32 expert) {
     if (expert >= a.experts) return NONE;
-    const u32 slot = a.table_at == NONE ? expert : reinterpret_cast<const u32*>(at.state)[a.table_at + expert];
+    const u32 slot = a.table_at == NONE ? expert : state_words(at)[a.table_at + expert];
     return slot == NONE || slot - a.first_slot >= a.slots ? NONE : slot - a.first_slot;
 }
 

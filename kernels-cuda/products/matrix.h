@@ -43,7 +43,7 @@ struct RoundedTile {
 DEVICE void load_rounded(RoundedTile* tile, const u64* rows, u32 column_group) {
     for (u32 i = thread_index(); i < TILE_ROWS * ROUNDED_WORDS; i += THREADS) {
         const u32 row = i / ROUNDED_WORDS, word = i % ROUNDED_WORDS;
-        tile->words[row * ROUNDED_STRIDE + word] = reinterpret_cast<const u32*>(rows[row])[column_group * ROUNDED_WORDS + word];
+        tile->words[row * ROUNDED_STRIDE + word] = global_pointer<const u32>(rows[row])[column_group * ROUNDED_WORDS + word];
     }
 }
 
@@ -135,7 +135,7 @@ DEVICE void float_tile(const u8* matrix, u32 row_bytes, u32 outs, u32 cols, cons
             weights[out * FLOAT_STRIDE + lane()] = column < cols ? F::weight(row, column) : 0.0f;
         }
         for (u32 row = group(); row < TILE_ROWS; row += GROUPS)
-            inputs[row * FLOAT_STRIDE + lane()] = column < cols ? reinterpret_cast<const float*>(x[row])[column] : 0.0f;
+            inputs[row * FLOAT_STRIDE + lane()] = column < cols ? global_pointer<const float>(x[row])[column] : 0.0f;
         barrier();
         for (u32 k = 0; k < TILE_COLS; k++) {
             UNROLL
@@ -147,9 +147,21 @@ DEVICE void float_tile(const u8* matrix, u32 row_bytes, u32 outs, u32 cols, cons
     }
 }
 
-/// A tile of either kind.
-template <class F, bool GATED>
-DEVICE void product_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, u32 cols, const u64* x, float* results, float* ups) {
+/// Products of a tile, to be finished by anyone.
+struct ResultTile {
+    float values[TILE_ROWS * TILE_OUTS];
+};
+
+DEVICE void keep_results(ResultTile* tile, const float* results) {
+    UNROLL
+    for (u32 i = 0; i < RESULTS; i++) tile->values[place_of(i).row * TILE_OUTS + place_of(i).out] = results[i];
+}
+
+/// A tile of either kind; calls `finish(row, out, product, up)` for all its results, neighbouring outputs in neighbouring threads.
+template <class F, bool GATED, class FINISH>
+DEVICE void product_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, u32 cols, const u64* x, FINISH finish) {
+    SHARED(ResultTile, tiles, GATED ? 2 : 1);
+    float results[RESULTS], ups[RESULTS];
     UNROLL
     for (u32 i = 0; i < RESULTS; i++) results[i] = ups[i] = 0.0f;
     if constexpr (F::FLOATS) {
@@ -157,6 +169,14 @@ DEVICE void product_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, 
         if constexpr (GATED) float_tile<F>(up, row_bytes, outs, cols, x, ups);
     } else {
         rounded_tile<F, GATED>(gate, up, row_bytes, outs, cols, x, results, ups);
+    }
+    keep_results(&tiles[0], results);
+    if constexpr (GATED) keep_results(&tiles[1], ups);
+    barrier();
+    NO_UNROLL
+    for (u32 i = thread_index(); i < TILE_ROWS * TILE_OUTS; i += THREADS) {
+        const u32 row = i / TILE_OUTS, out = i % TILE_OUTS;
+        if (out < outs) finish(row, out, tiles[0].values[i], GATED ? tiles[GATED ? 1 : 0].values[i] : 0.0f);
     }
 }
 
@@ -169,15 +189,12 @@ DEVICE void mat_mul(const Operands& at, const MatArgs& a) {
         x[thread_index()] = reinterpret_cast<u64>(input_row<F>(at, a, row < rows ? row : rows - 1));
     }
     barrier();
-    float results[RESULTS], ups[RESULTS];
     const u64 first = static_cast<u64>(first_out) * a.row_bytes;
+    const u8* gate = w0_bytes(at) + a.w0_at_bytes + first;
     const u8* up = GATED ? w1_bytes(at) + a.w1_at_bytes + first : nullptr;
-    product_tile<F, GATED>(w0_bytes(at) + a.w0_at_bytes + first, up, a.row_bytes, a.outs - first_out, a.cols, x, results, ups);
-    UNROLL
-    for (u32 i = 0; i < RESULTS; i++) {
-        const u32 out = first_out + place_of(i).out, row = first_row + place_of(i).row;
-        if (out < a.outs && row < rows) finish_product(at, a, row, out, results[i], GATED, ups[i]);
-    }
+    product_tile<F, GATED>(gate, up, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up_product) {
+        if (first_row + row < rows) finish_product(at, a, first_row + row, first_out + out, product, GATED, up_product);
+    });
 }
 
 template <class F, bool GATED>
@@ -189,21 +206,14 @@ DEVICE void expert_mul(const Operands& at, const ExpertArgs& a) {
     const u32 expert = tile[0], count = tile[2], first_out = block_x() * TILE_OUTS, slot = slot_of(at, a, expert);
     const u32* choices = scratch_words(at) + a.choices_at + tile[1];
     if (slot == NONE) return;
-    if (thread_index() < TILE_ROWS) {
-        const u32 choice = choices[thread_index() < count ? thread_index() : count - 1];
-        x[thread_index()] = reinterpret_cast<u64>(input_pair<F>(at, a, {choice / a.used, choice % a.used}));
-    }
+    auto pair_of = [&](u32 choice) { return Pair{choices[choice] / a.used, choices[choice] % a.used}; };
+    if (thread_index() < TILE_ROWS)
+        x[thread_index()] = reinterpret_cast<u64>(input_pair<F>(at, a, pair_of(thread_index() < count ? thread_index() : count - 1)));
     barrier();
-    float results[RESULTS], ups[RESULTS];
     const u64 first = static_cast<u64>(first_out) * a.row_bytes;
     const u8* gate = slot_rows(at, a, a.w0_at_units, slot, a.row_offset) + first;
     const u8* up = GATED ? slot_rows(at, a, a.w1_at_units, slot, a.up_row_offset) + first : nullptr;
-    product_tile<F, GATED>(gate, up, a.row_bytes, a.outs - first_out, a.cols, x, results, ups);
-    UNROLL
-    for (u32 i = 0; i < RESULTS; i++) {
-        const u32 out = first_out + place_of(i).out, row = place_of(i).row;
-        if (out >= a.outs || row >= count) continue;
-        const Pair pair = {choices[row] / a.used, choices[row] % a.used};
-        finish_pair(at, a, expert, pair, out, results[i], GATED, ups[i]);
-    }
+    product_tile<F, GATED>(gate, up, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up_product) {
+        if (row < count) finish_pair(at, a, expert, pair_of(row), first_out + out, product, GATED, up_product);
+    });
 }

@@ -1,11 +1,18 @@
 //! Devices: memory, programs and tickets, nothing else. A backend knows no model and no plan.
 
 pub mod cpu;
+#[cfg(any(target_os = "linux", windows))]
+pub mod cuda;
+#[cfg(any(target_os = "linux", windows))]
+pub mod device;
 pub mod discovery;
 pub mod gpu;
+#[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
+pub mod hip;
 pub mod params;
 pub mod rope;
 mod virtual_card;
+pub mod webgpu;
 
 pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
@@ -17,7 +24,15 @@ use thiserror::Error;
 use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
 
 /// Everything that finds cards; one line a backend.
-pub const FINDERS: &[&dyn Finder] = &[];
+pub static FINDERS: &[&dyn Finder] = &[
+    #[cfg(any(target_os = "linux", windows))]
+    &cuda::FINDER,
+    #[cfg(all(target_arch = "x86_64", any(target_os = "linux", windows)))]
+    &hip::FINDER,
+    &webgpu::VULKAN,
+    &webgpu::DX12,
+    &webgpu::METAL,
+];
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,6 +96,9 @@ pub enum BackendError {
     Unsupported { device: String, op: String, reason: String },
     #[error("{device}: {problem}")]
     Rejected { device: String, problem: String },
+    /// The device does nothing more until the model is opened again.
+    #[error("{device} was lost during {during}: {reason}; open the model again")]
+    Lost { device: String, during: String, reason: String },
     #[error("{device} was interrupted")]
     Interrupted { device: String },
 }

@@ -119,6 +119,7 @@ impl VirtualCard {
         | BackendError::OutOfBounds { device, .. }
         | BackendError::Unsupported { device, .. }
         | BackendError::Rejected { device, .. }
+        | BackendError::Lost { device, .. }
         | BackendError::Interrupted { device }) = &mut error;
         device.clone_from(&self.card.id);
         error

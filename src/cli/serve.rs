@@ -207,7 +207,8 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     }
     note("stopping");
     server.stop();
-    Err(CliError::Interrupted { told: true })
+    // Being told to stop is how a server ends well.
+    Ok(())
 }
 
 /// Rows of a decode window for which the kernels of decoding are made; more answers take several windows.

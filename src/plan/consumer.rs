@@ -92,11 +92,11 @@ consumers! {
     ConvHistory      "conv-history"      State   Always "convolution history";
     HandOff          "hand-off"          Work    Always "hand-off buffers";
     SlotTables       "slot-tables"       State   Always "tables of expert slots";
-    ExpertResults    "expert-results"    Work    Prompt "results of experts before they are added";
     PromptWork       "prompt-work"       Work    Prompt "prompt buffers";
     SelectionScores  "selection-scores"  Work    Prompt "block scores of a prompt chunk";
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
     VisionWork       "vision-work"       Work    Prompt "vision buffers";
+    ExpertResults    "expert-results"    Work    Prompt "results of experts before they are added";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
     KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
     ExpertSlots      "expert-slots"      Experts Always "expert slots";

@@ -138,8 +138,8 @@ fn anthropic_messages() -> Json {
     filled["anyOf"][1]["minItems"] = json!(1);
     let any = content("text", false);
     let role = |roles: Json| object(json!({ "role": roles, "content": any }), &["role", "content"]);
-    let mut list = messages(&[(&["user", "system"], false)], &filled, &role(json!({ "const": "assistant" })));
-    // A turn without blocks is left out, so others must be there.
+    let mut list = messages(&[(&["user"], false)], &filled, &role(json!({ "const": "assistant" })));
+    // A turn without blocks is left out, and system messages go to the front: a turn of somebody must be there.
     list["items"] = role(json!({ "enum": ["user", "system", "assistant"] }));
     list
 }

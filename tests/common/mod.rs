@@ -1,12 +1,15 @@
 //! What the tests share: fixtures, reference arrays, opened engines and distances between logits.
 #![allow(dead_code)] // every test binary uses its own part
 
+pub mod gpu;
 pub mod npz;
+pub mod reference;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use strata::backend::Backend;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::engine::{Engine, EngineError, OpenOptions, Placement, Want};
 use strata::gguf::ModelFiles;
@@ -54,6 +57,23 @@ pub fn open_path(path: &Path, mode: Mode, threads: usize, options: OpenOptions) 
     let threads = NonZeroUsize::new(threads).expect("threads");
     let cpu = CpuBackend::new(CpuOptions::new(mode).with_threads(threads)).expect("the backend opens");
     Engine::open(files, model, Box::new(cpu), options, &mut |_| ()).expect("the engine opens")
+}
+
+/// An engine on one device of any kind.
+pub fn open_on(path: &Path, backend: Box<dyn Backend>, options: OpenOptions) -> Engine {
+    let files = Arc::new(ModelFiles::open(path).expect("the model opens"));
+    let model = Arc::new(Model::open(&files).expect("the model is valid"));
+    Engine::open(files, model, backend, options, &mut |_| ()).expect("the engine opens")
+}
+
+/// Devices for the ranges of layers that end before one of `ends`.
+pub fn split_on(path: &Path, ends: &[u32], backends: Vec<Box<dyn Backend>>, options: OpenOptions) -> Engine {
+    let files = Arc::new(ModelFiles::open(path).expect("the model opens"));
+    let model = Arc::new(Model::open(&files).expect("the model is valid"));
+    let mut start = 0;
+    let place = |(end, backend): (&u32, _)| Placement { layers: std::mem::replace(&mut start, *end)..*end, backend };
+    let placements = ends.iter().zip(backends).map(place).collect();
+    Engine::open_split(files, model, placements, options, &mut |_| ()).expect("the split opens")
 }
 
 pub fn open(name: &str, mode: Mode, context: u32, prompt_rows: u32) -> Engine {

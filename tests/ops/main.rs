@@ -1,8 +1,18 @@
-//! Every op against a naive formula in double precision, on both modes and several thread counts (see `rig`).
+//! Every op against a naive formula in double precision, on both modes of the CPU with several thread counts, and on the GPU
+//! kernels: WGSL through the software Vulkan driver where there is one, CUDA and HIP through simulated drivers (see `rig`).
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))] // where simulated drivers run
 
 mod attention;
+#[path = "../common/blocks.rs"]
+mod blocks;
 mod engine;
 mod experts;
+mod formats;
+#[path = "../common/gpu.rs"]
+mod gpu;
 mod recurrent;
 mod rig;
 mod rowwise;
+#[path = "../sim_support/mod.rs"]
+mod sim_support;
+mod windows;

@@ -3,6 +3,7 @@
 //! number of threads, and the fast mode must stay within a bound of the reference.
 
 use std::num::NonZeroUsize;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use strata::backend::cpu::kernels::Simd;
@@ -14,6 +15,9 @@ use strata::program::{
 };
 use strata::quant::Format;
 use strata::units::TokenId;
+
+use crate::gpu::{TUNINGS, open_card, software_card};
+use crate::sim_support::Zoo;
 
 /// Deterministic noise.
 pub struct Noise(u64);
@@ -57,6 +61,13 @@ impl Decoded {
         assert_eq!(self.cols, x.len());
         self.row(row).iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum()
     }
+}
+
+fn decoded(format: Format, rows: usize, cols: usize, bytes: &[u8]) -> Decoded {
+    let mut values = vec![0.0; rows * cols];
+    let row_bytes = format.row_bytes(cols as u64).unwrap() as usize;
+    bytes.chunks(row_bytes).zip(values.chunks_mut(cols)).for_each(|(bytes, row)| format.decode_row(bytes, row).unwrap());
+    Decoded { values, cols }
 }
 
 /// Collects weights and buffers of the program under test.
@@ -125,8 +136,31 @@ impl Bed {
         (id, decoded)
     }
 
+    /// A matrix of given blocks.
+    pub fn matrix_of(&mut self, name: &str, format: Format, rows: usize, cols: usize, bytes: Vec<u8>) -> (WeightId, Decoded) {
+        let decoded = decoded(format, rows, cols, &bytes);
+        let id = self.stage.weight(MatrixSpec { tensor: name.into(), format, cols: cols as u32, rows: rows as u32 });
+        self.weights.push((id, 0, bytes));
+        (id, decoded)
+    }
+
     /// Matrices of several experts, in slabs; for each part the matrix of each expert.
     pub fn experts(&mut self, parts: &[(&str, Format, usize, usize)], experts: u32) -> Vec<(ExpertMatrix, Vec<Decoded>)> {
+        self.experts_of(parts, experts, |format, rows, cols, seed| {
+            let row_bytes = format.row_bytes(cols as u64).unwrap() as usize;
+            let (mut noise, mut bytes) = (Noise::new(seed), vec![0; rows * row_bytes]);
+            bytes.chunks_mut(row_bytes).for_each(|row| format.encode_row(&noise.floats(cols), row).unwrap());
+            bytes
+        })
+    }
+
+    /// As [`Bed::experts`], blocks made by `make(format, rows, cols, seed)`.
+    pub fn experts_of(
+        &mut self,
+        parts: &[(&str, Format, usize, usize)],
+        experts: u32,
+        make: impl Fn(Format, usize, usize, u64) -> Vec<u8>,
+    ) -> Vec<(ExpertMatrix, Vec<Decoded>)> {
         let specs = parts.iter().map(|(name, format, rows, cols)| MatrixSpec {
             tensor: (*name).into(),
             format: *format,
@@ -136,13 +170,13 @@ impl Bed {
         let ids = self.stage.expert_slabs(specs.collect(), experts);
         let mut made = vec![];
         for (id, (_, format, rows, cols)) in ids.into_iter().zip(parts) {
-            let mut decoded = vec![];
+            let mut all = vec![];
             for expert in 0..experts {
-                let (bytes, values) = self.random_matrix(*format, *rows, *cols);
+                let bytes = make(*format, *rows, *cols, self.noise.next());
+                all.push(decoded(*format, *rows, *cols, &bytes));
                 self.weights.push((id, expert, bytes));
-                decoded.push(values);
             }
-            made.push((ExpertMatrix { weight: id, row_offset: 0, rows: *rows as u32, scale: None }, decoded));
+            made.push((ExpertMatrix { weight: id, row_offset: 0, rows: *rows as u32, scale: None }, all));
         }
         made
     }
@@ -183,13 +217,53 @@ impl Bed {
                     backend.upload(stage.weight(*id).slice(*expert), bytes).unwrap();
                 }
                 let id = backend.prepare(&stage, 0).unwrap();
-                devices.push((backend, id));
+                devices.push((Box::new(backend) as Box<dyn Backend>, id));
             }
             groups.push(Group { name: format!("{mode:?} {rounding:?} {simd:?}"), devices, bound });
         }
-        Rig { stage, groups }
+        groups.extend(gpu_groups(&stage, &weights));
+        let zoo = Zoo::shared();
+        groups.extend(simulated_groups(&zoo, &stage, &weights));
+        Rig { stage, groups, _zoo: zoo }
     }
 }
+
+/// The software Vulkan card, where there is one: with each kind of matrix kernels, if the program has products.
+fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
+    let Some(card) = software_card() else { return vec![] };
+    let open = |(name, tuning): &(&str, _)| {
+        let mut backend = open_card(&card, Some(*tuning));
+        backend.open(ArenaSizes::of(stage)).unwrap();
+        for (id, slot, bytes) in weights {
+            backend.upload(stage.weight(*id).slice(*slot), bytes).unwrap();
+        }
+        let id = backend.prepare(stage, 0).unwrap();
+        let devices: Vec<(Box<dyn Backend>, PreparedId)> = vec![(Box::new(backend), id)];
+        Group { name: format!("WGSL, {name}"), devices, bound: GPU_BOUND }
+    };
+    let has_products = |op: &Op| matches!(op, Op::MatMul { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. });
+    let tuned = stage.programs[0].steps.iter().any(|step| has_products(&step.op));
+    TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).map(open).collect()
+}
+
+/// Simulated cards of each kind that CUDA and HIP kernels are made for.
+fn simulated_groups(zoo: &Zoo, stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
+    let open = |(name, mut backend): (&str, Box<dyn Backend>)| {
+        backend.open(ArenaSizes::of(stage)).unwrap();
+        for (id, slot, bytes) in weights {
+            backend.upload(stage.weight(*id).slice(*slot), bytes).unwrap();
+        }
+        let id = backend.prepare(stage, 0).unwrap();
+        Group { name: name.into(), devices: vec![(backend, id)], bound: FINE_BOUND }
+    };
+    zoo.kinds().into_iter().map(open).collect()
+}
+
+/// Activations rounded to two bytes, as in the processor's fast mode.
+const FINE_BOUND: f64 = 1e-4;
+
+/// How far float32 sums in another order may be from the reference.
+const GPU_BOUND: f64 = 2e-5;
 
 /// Kinds of arithmetic and how far each may be from the reference, which comes first.
 fn kinds(tolerance: f64) -> Vec<(Mode, Rounding, Option<Simd>, f64)> {
@@ -213,7 +287,7 @@ fn open_backend_with(mode: Mode, rounding: Rounding, simd: Option<Simd>, threads
 /// Backends of one kind on one to three threads.
 struct Group {
     name: String,
-    devices: Vec<(CpuBackend, PreparedId)>,
+    devices: Vec<(Box<dyn Backend>, PreparedId)>,
     /// Largest relative distance from the reference.
     bound: f64,
 }
@@ -221,6 +295,8 @@ struct Group {
 pub struct Rig {
     pub stage: Arc<Stage>,
     groups: Vec<Group>,
+    // Dropped after the devices on its cards.
+    _zoo: Rc<Zoo>,
 }
 
 /// Little-endian words.
@@ -265,7 +341,7 @@ impl Rig {
 
     /// The words of a slice as each kind of backend has them; equal for all thread counts.
     fn read_all(&mut self, what: &str, slice: Slice) -> Vec<Vec<u32>> {
-        let read = |(backend, _): &mut (CpuBackend, PreparedId)| {
+        let read = |(backend, _): &mut (Box<dyn Backend>, PreparedId)| {
             let mut bytes = vec![0; slice.len_bytes as usize];
             backend.download(slice, &mut bytes).unwrap();
             words(&bytes)
@@ -273,7 +349,7 @@ impl Rig {
         let mut all = vec![];
         for group in &mut self.groups {
             let bits: Vec<Vec<u32>> = group.devices.iter_mut().map(read).collect();
-            assert!(bits[1] == bits[0] && bits[2] == bits[0], "{what}: {} depends on the number of threads", group.name);
+            assert!(bits.iter().all(|b| *b == bits[0]), "{what}: {} depends on the number of threads", group.name);
             all.push(bits[0].clone());
         }
         all
@@ -299,6 +375,13 @@ impl Rig {
         let all = self.floats(&name, program.buffer_slice(view.buffer, rows as u32));
         let columns = view.offset as usize..(view.offset + view.width) as usize;
         all.chunks(width).flat_map(|row| row[columns.clone()].to_vec()).collect()
+    }
+
+    /// The words of the first `rows` rows of a buffer, for every kind of arithmetic by its name.
+    pub fn all_bits(&mut self, view: View, rows: usize) -> Vec<(String, Vec<u32>)> {
+        let slice = self.stage.programs[0].buffer_slice(view.buffer, rows as u32);
+        let bits = self.read_all("bits", slice);
+        self.groups.iter().map(|group| group.name.clone()).zip(bits).collect()
     }
 
     /// Whether two buffers hold the same bits on every device.

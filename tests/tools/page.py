@@ -7,10 +7,10 @@ Needs `pip install playwright` and a Chromium; says so and ends with 77 (skipped
 """
 
 import pathlib
-import re
 import shutil
-import subprocess
 import sys
+
+from serving import serving
 
 try:
     from playwright.sync_api import expect, sync_playwright
@@ -132,37 +132,29 @@ def main():
         print("skipped: no Chromium")
         sys.exit(77)
     out.mkdir(parents=True, exist_ok=True)
-    command = [binary, "serve", "--port", "0", "--temp", "0", "--threads", "2"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        lines = iter(server.stderr.readline, "")
-        address = next(m.group(1) for m in (re.search(r"listening on (http://\S+)", line) for line in lines) if m)
-        with sync_playwright() as driver:
-            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1200, "height": 780})
-            problems = []
-            page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
-            page.on("pageerror", lambda e: problems.append(str(e)))
-            page.on("request", lambda r: None if r.url.startswith((address, "blob:", "data:")) else problems.append(r.url))
-            page.goto(address)
-            chat(page, out)
-            stop_and_keep(page)
-            settings_and_theme(page, out)
-            monitor(page, out)
-            page.get_by_role("tab", name="Chat").click()
-            markdown(page, out)
-            phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True)
-            phone.goto(address)
-            ask(phone, "What is the capital of France?")
-            idle(phone)
-            assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
-            phone.screenshot(path=out / "phone.png")
-            assert not problems, problems
-            browser.close()
-        print("ok")
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
+    with serving(binary, "--temp", "0", "--threads", "2") as address, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1200, "height": 780})
+        problems = []
+        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: problems.append(str(e)))
+        page.on("request", lambda r: None if r.url.startswith((address, "blob:", "data:")) else problems.append(r.url))
+        page.goto(address)
+        chat(page, out)
+        stop_and_keep(page)
+        settings_and_theme(page, out)
+        monitor(page, out)
+        page.get_by_role("tab", name="Chat").click()
+        markdown(page, out)
+        phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True)
+        phone.goto(address)
+        ask(phone, "What is the capital of France?")
+        idle(phone)
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
+        phone.screenshot(path=out / "phone.png")
+        assert not problems, problems
+        browser.close()
+    print("ok")
 
 
 if __name__ == "__main__":

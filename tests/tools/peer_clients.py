@@ -7,9 +7,9 @@ Needs `pip install openai anthropic`; says so and ends with 77 (skipped) where t
 """
 
 import json
-import re
-import subprocess
 import sys
+
+from serving import serving
 
 try:
     import anthropic
@@ -167,17 +167,7 @@ def leaving_a_stream_frees_the_server(client, other):
 
 
 def main():
-    command = [sys.argv[1], "serve", "--port", "0", "--api-key", "secret", "--temp", "0", "--threads", "2"]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        base = None
-        for line in server.stderr:
-            found = re.search(r"listening on (http://\S+)", line)
-            if found:
-                base = found.group(1)
-                break
-        if base is None:
-            sys.exit("the server did not start")
+    with serving(sys.argv[1], "--api-key", "secret", "--temp", "0", "--threads", "2") as base:
         clients = (
             openai.OpenAI(base_url=f"{base}/v1", api_key="secret", max_retries=0),
             anthropic.Anthropic(base_url=base, api_key="secret", max_retries=0),
@@ -187,9 +177,6 @@ def main():
         for function in CHECKS:
             function(*clients)
             print(f"ok {function.__name__}", flush=True)
-    finally:
-        server.terminate()
-        server.wait(timeout=20)
 
 
 if __name__ == "__main__":

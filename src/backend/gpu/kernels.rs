@@ -143,6 +143,13 @@ kernels! {
     NgramGate "ngram_gate" NgramGateArgs [W2 Work] One;
 }
 
+impl KernelInfo {
+    /// Whether there is one for each block format of weights.
+    pub fn is_per_format(&self) -> bool {
+        matches!(self.kinds, Kinds::PerFormat | Kinds::PerFormatAndBatch)
+    }
+}
+
 impl Kernel {
     pub fn info(self) -> &'static KernelInfo {
         &KERNELS[self as usize]

@@ -24,7 +24,10 @@ pub trait Lanes: Copy {
     fn scale_by_power(self, n: Self) -> Self;
     /// Zero where `self < limit` in `of`, else `self`.
     fn zero_below(self, of: Self, limit: Self) -> Self;
+    /// Adds the halves, then the halves of that, and so on.
     fn sum(self) -> f32;
+    /// The sums of eight, with the bits of `sum`.
+    fn sums(eight: [Self; 8]) -> [f32; 8];
     fn largest(self) -> f32;
 }
 
@@ -89,6 +92,11 @@ impl Lanes for Group {
             half /= 2;
         }
         self[0]
+    }
+
+    #[inline(always)]
+    fn sums(eight: [Self; 8]) -> [f32; 8] {
+        eight.map(Lanes::sum)
     }
 
     #[inline(always)]
@@ -205,6 +213,32 @@ mod x86 {
         }
 
         #[inline(always)]
+        fn sums(eight: [Self; 8]) -> [f32; 8] {
+            // SAFETY: contract of the module.
+            unsafe {
+                // Two vectors at a time to one that holds four numbers of each ...
+                let mut fours = [_mm256_setzero_ps(); 4];
+                for i in 0..4 {
+                    let [a, b] = [eight[2 * i], eight[2 * i + 1]];
+                    let (a, b) = (_mm256_add_ps(a.0, a.1), _mm256_add_ps(b.0, b.1));
+                    fours[i] = _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
+                }
+                // ... two of these to one with two of each, and so on.
+                let mut twos = [_mm256_setzero_ps(); 2];
+                for i in 0..2 {
+                    let (a, b) = (fours[2 * i], fours[2 * i + 1]);
+                    twos[i] = _mm256_add_ps(_mm256_shuffle_ps::<0b01_00_01_00>(a, b), _mm256_shuffle_ps::<0b11_10_11_10>(a, b));
+                }
+                let (a, b) = (twos[0], twos[1]);
+                let ones = _mm256_add_ps(_mm256_shuffle_ps::<0b10_00_10_00>(a, b), _mm256_shuffle_ps::<0b11_01_11_01>(a, b));
+                let mut even_odd = [0.0; 8];
+                _mm256_storeu_ps(even_odd.as_mut_ptr(), ones);
+                let [a, c, e, g, b, d, f, h] = even_odd;
+                [a, b, c, d, e, f, g, h]
+            }
+        }
+
+        #[inline(always)]
         fn largest(self) -> f32 {
             let mut values = [0.0; 16];
             self.store(&mut values);
@@ -279,6 +313,32 @@ mod x86 {
             unsafe {
                 let (low, high) = (_mm512_castps512_ps256(self.0), _mm512_extractf32x8_ps::<1>(self.0));
                 Avx2(low, high).sum()
+            }
+        }
+
+        #[inline(always)]
+        fn sums(eight: [Self; 8]) -> [f32; 8] {
+            const LOW: i32 = 0b01_00_01_00;
+            const HIGH: i32 = 0b11_10_11_10;
+            // SAFETY: contract of the module.
+            unsafe {
+                // Two vectors at a time to one that holds eight numbers of each, two of these to one with four of each ...
+                let mut fours = [_mm512_setzero_ps(); 2];
+                for i in 0..2 {
+                    let [a, b, c, d] = [eight[4 * i].0, eight[4 * i + 1].0, eight[4 * i + 2].0, eight[4 * i + 3].0];
+                    let ab = _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(a, b), _mm512_shuffle_f32x4::<HIGH>(a, b));
+                    let cd = _mm512_add_ps(_mm512_shuffle_f32x4::<LOW>(c, d), _mm512_shuffle_f32x4::<HIGH>(c, d));
+                    let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab, cd);
+                    fours[i] = _mm512_add_ps(even, _mm512_shuffle_f32x4::<0b11_01_11_01>(ab, cd));
+                }
+                let (a, b) = (fours[0], fours[1]);
+                let twos = _mm512_add_ps(_mm512_shuffle_ps::<LOW>(a, b), _mm512_shuffle_ps::<HIGH>(a, b));
+                let ones = _mm512_add_ps(twos, _mm512_movehdup_ps(twos));
+                // The sums of the first four are in the first lanes of the quarters, the others in the third.
+                let order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 4, 8, 12, 2, 6, 10, 14);
+                let mut sums = [0.0; 8];
+                _mm256_storeu_ps(sums.as_mut_ptr(), _mm512_castps512_ps256(_mm512_permutexvar_ps(order, ones)));
+                sums
             }
         }
 

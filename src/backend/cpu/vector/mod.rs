@@ -147,31 +147,6 @@ fn max_body<L: Lanes>(x: &[f32]) -> f32 {
     rest.iter().fold(lanes.largest(), |max, x| if *x > max { *x } else { max })
 }
 
-/// Dot products of `a` with several vectors.
-#[inline(always)]
-pub fn dots<L: Lanes, const N: usize>(a: &[f32], b: [&[f32]; N]) -> [f32; N] {
-    let (a_groups, a_rest) = a.as_chunks::<LANES>();
-    let b_groups: [&[Group]; N] = std::array::from_fn(|n| &b[n][..a.len()].as_chunks::<LANES>().0[..a_groups.len()]);
-    let mut sums = [L::splat(0.0); N];
-    for (i, a) in a_groups.iter().enumerate() {
-        let a = L::load(a);
-        for n in 0..N {
-            sums[n] = a.mul_add(L::load(&b_groups[n][i]), sums[n]);
-        }
-    }
-    if !a_rest.is_empty() {
-        let a_rest: L = load_part(a_rest);
-        for n in 0..N {
-            sums[n] = a_rest.mul_add(load_part(&b[n][a_groups.len() * LANES..a.len()]), sums[n]);
-        }
-    }
-    let mut dots = [0.0; N];
-    for n in 0..N {
-        dots[n] = sums[n].sum();
-    }
-    dots
-}
-
 for_each_level! {
     /// `x *= sigmoid(gate)`
     pub fn times_sigmoid = times_sigmoid_body(x: &mut [f32], gate: &[f32]);

@@ -9,30 +9,34 @@ use crate::backend::cpu::kernels::each::each;
 use crate::quant::iq_grids::IQ1S_GRID;
 use std::arch::x86_64::*;
 
-/// A gather reads 32 bits at an entry, so one more entry follows the last.
-#[repr(C)]
-struct Padded(Words<2048>, u16);
-
-static CODES: Padded = Padded(codes8(&IQ1S_GRID, [0xff, 0, 1]), 0);
+static CODES: Words<2048> = codes8(&IQ1S_GRID, [0xff, 0, 1]);
 
 /// Codes 0, 1, 2 to eight times -1, 0, 1, plus the offset of 16.
 const VALUES: [u8; 64] = super::iq4::table16(&[8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0, 8, 16, 24, 0], 0);
 const CODE_FIELDS: [[u8; 64]; 4] = [fields(2, 0), fields(2, 8), fields(2, 16), fields(2, 24)];
 
+/// Entries of the codebook. It is too large for registers, and a gather costs more than a load for each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn look_up(index: __m512i) -> __m512i {
+    let mut at = [0u16; 32];
+    // SAFETY: the array is 64 bytes.
+    unsafe { _mm512_storeu_si512(at.as_mut_ptr().cast(), _mm512_and_si512(index, _mm512_set1_epi16(2047))) };
+    // SAFETY: indices are below 2048.
+    let code = |i: usize| unsafe { *CODES.0.get_unchecked(usize::from(at[i])) } as i16;
+    let [a, b, c, d] = each!(4 of [0, 8, 16, 24], |i| {
+        let (low, high) = ([code(i), code(i + 1), code(i + 2), code(i + 3)], [code(i + 4), code(i + 5), code(i + 6), code(i + 7)]);
+        _mm_setr_epi16(low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3])
+    });
+    let low = _mm512_castsi256_si512(_mm256_set_m128i(b, a));
+    _mm512_inserti64x4::<1>(low, _mm256_set_m128i(d, c))
+}
+
 /// From the codebook indices of a lane's first and last eight weights, and whether each is moved down.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
 fn expand(first: __m512i, last: __m512i, down: [__mmask16; 2]) -> [__m512i; 4] {
-    let table = CODES.0.0.as_ptr().cast::<i32>();
-    let limit = _mm512_set1_epi32(2047);
-    // SAFETY: indices are below 2048, and the table is padded.
-    let (first, last) = unsafe {
-        (
-            _mm512_i32gather_epi32::<2>(_mm512_and_si512(first, limit), table),
-            _mm512_i32gather_epi32::<2>(_mm512_and_si512(last, limit), table),
-        )
-    };
-    let words = _mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_slli_epi32::<16>(last));
+    let words = look_up(_mm512_mask_blend_epi16(0xaaaa_aaaa, first, _mm512_slli_epi32::<16>(last)));
     let values = load_bytes(&VALUES);
     let move_by = each!(2 of down, |down| _mm512_mask_mov_epi32(_mm512_set1_epi8(1), down, _mm512_set1_epi8(-1)));
     each!(4, |j| {

@@ -2,13 +2,16 @@
 //!
 //! Activations are packed in tiles of 16 tokens, so that one vector holds four values of each; weights are unpacked a
 //! panel of rows at a time. The inner kernel multiplies `ROWS` rows with one or two tiles: four weights of a row are
-//! broadcast, and all sums stay in registers over a stretch of `k`.
+//! broadcast, and sums stay in registers over the superblocks of a place (see [`super::order`]). Both sides are stored in
+//! the order in which the kernel reads them.
 
 use super::super::activations::{ActBlock, FINE_BITS};
 use super::super::job::Job;
 use super::super::layout::{GROUP_OF_LANE, SUPER, superblocks};
 use super::Unpack;
+use super::blocks::transpose;
 use super::matvec::Padded;
+use super::order::{Leaf, SLOT_OF_GROUP, STRETCH};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -18,42 +21,45 @@ const ROWS: usize = 6;
 const TILE: usize = 16;
 /// Tokens that are packed at a time; more are done in turns.
 const TOKENS_MAX: usize = 256;
-/// Tiles times superblocks that are packed at a time.
+/// Tiles times superblocks that are packed at a time: they stay in the second cache.
 const TILE_BLOCKS: usize = 64;
 /// Rows times superblocks of weights that are unpacked at a time.
 const PANEL_BLOCKS: usize = 192;
 /// Rows of a panel.
 const PANEL_ROWS: usize = 48;
+/// Groups of 32 in a superblock.
+const SLOTS: usize = 8;
 
-/// A superblock of 16 tokens: 32 values after 32 values, so that the kernel reads it from front to back.
+/// A group of 32 values of 16 tokens. In a tile: slot after slot, and in a slot superblock after superblock.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct TileBlock {
-    /// Four values of 16 tokens, by group of 16 and then by place in the group.
-    q: [[[[i8; 4]; TILE]; 4]; 16],
+struct TileCell {
+    /// Four values of 16 tokens, by place in the group.
+    q: [[[[i8; 4]; TILE]; 4]; 2],
     /// The second bytes in the same order, where activations have two.
-    fine: [[[[i8; 4]; TILE]; 4]; 16],
-    /// The scales of 32 values.
-    scale: [[f32; TILE]; 8],
+    fine: [[[[i8; 4]; TILE]; 4]; 2],
+    scale: [f32; TILE],
     /// What the accumulators start with (`i32`), or for formats with minimums scale times sum (`f32`), for each 16
-    /// values. If weights share scales by 32, the even entries hold the sums for 32.
-    sum: [[u32; TILE]; 16],
+    /// values. If weights share scales by 32, the first entry holds the sum for 32.
+    sum: [[u32; TILE]; 2],
 }
 
-/// An unpacked superblock of a row of weights.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct PanelBlock {
-    q: [u8; SUPER],
-    scale: [f32; 16],
-    min: [f32; 16],
-}
+/// A group of 32 weights of the rows of the inner kernel. In these rows: slot after slot, and in a slot superblock after
+/// superblock.
+type PanelCell = [[u8; 32]; ROWS];
+
+/// The scales or minimums of an unpacked superblock, in lanes, for the rows of the inner kernel.
+type PanelScales = [[f32; 16]; ROWS];
 
 #[repr(C, align(64))]
 struct Scratch {
-    tiles: [TileBlock; TILE_BLOCKS],
-    panel: [PanelBlock; PANEL_BLOCKS],
+    tiles: [TileCell; TILE_BLOCKS * SLOTS],
+    panel: [PanelCell; PANEL_BLOCKS * SLOTS / ROWS],
+    scales: [PanelScales; PANEL_BLOCKS / ROWS],
+    mins: [PanelScales; PANEL_BLOCKS / ROWS],
     sums: [[f32; TOKENS_MAX]; PANEL_ROWS],
+    /// Sums of 2, 4 ... leaves that wait for their other half.
+    waiting: [[[[f32; TILE]; 2]; ROWS]; 4],
 }
 
 /// Bytes of scratch, aligned to 64, that [`matmul`] needs.
@@ -67,20 +73,17 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
     // SAFETY: plain numbers, so any bytes are valid.
     let scratch = unsafe { &mut *scratch.cast::<Scratch>() };
     let blocks = superblocks(job.k);
+    let tokens_max = (TILE_BLOCKS / blocks.min(STRETCH) * TILE).min(TOKENS_MAX);
     let mut token = 0;
     while token < job.tokens.len() {
-        let tokens = token..(token + TOKENS_MAX).min(job.tokens.len());
-        let tiles = tokens.len().div_ceil(TILE);
-        let step = (TILE_BLOCKS / tiles).min(PANEL_BLOCKS / ROWS);
-        let mut b = 0;
-        while b < blocks {
-            let stretch = b..(b + step).min(blocks);
+        let tokens = token..(token + tokens_max).min(job.tokens.len());
+        for first in (0..blocks).step_by(STRETCH) {
+            let stretch = first..(first + STRETCH).min(blocks);
             // SAFETY: passed on; a stretch of all tiles fits the scratch.
             unsafe {
                 pack_tiles::<U>(job, &tokens, &stretch, &mut scratch.tiles);
                 rows_by_panel::<U>(job, &tokens, &stretch, scratch);
             }
-            b = stretch.end;
         }
         token = tokens.end;
     }
@@ -93,7 +96,8 @@ pub(in super::super) unsafe fn matmul<U: Unpack>(job: &Job, scratch: *mut u8) {
 /// As for [`matmul`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, scratch: &mut Scratch) {
-    let panel_rows = (PANEL_BLOCKS / stretch.len() / ROWS * ROWS).min(PANEL_ROWS);
+    let blocks = stretch.len();
+    let panel_rows = (PANEL_BLOCKS / blocks / ROWS * ROWS).min(PANEL_ROWS);
     // The last superblock may be partial.
     let groups = (job.k.min(stretch.end * SUPER) - stretch.start * SUPER).div_ceil(32);
     let tiles = tokens.len().div_ceil(TILE);
@@ -103,21 +107,24 @@ unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &R
         let rows = row..(row + panel_rows).min(job.rows.end);
         // SAFETY: the panel holds `panel_rows` rows of the stretch; tiles are packed.
         unsafe {
-            unpack_panel::<U>(job, &rows, stretch, panel_rows, &mut scratch.panel);
-            for first in (0..rows.len()).step_by(ROWS) {
-                let panel = scratch.panel.as_ptr().add(first);
+            unpack_panel::<U>(job, &rows, stretch, scratch);
+            for (six, first) in (0..rows.len()).step_by(ROWS).enumerate() {
+                let right = Right {
+                    q: scratch.panel.as_ptr().add(six * blocks * SLOTS),
+                    scales: scratch.scales.as_ptr().add(six * blocks),
+                    mins: scratch.mins.as_ptr().add(six * blocks),
+                };
                 let sums = scratch.sums[first].as_mut_ptr();
-                let mut tile = 0;
-                while tile < tiles {
-                    let a = scratch.tiles.as_ptr().add(tile * stretch.len());
+                let waiting = &mut scratch.waiting;
+                for tile in (0..tiles).step_by(2) {
+                    let a = scratch.tiles.as_ptr().add(tile * blocks * SLOTS);
                     let out = sums.add(tile * TILE);
                     match (tile + 1 < tiles, fine) {
-                        (true, true) => kernel::<U, 2, true>(a, stretch.len(), panel, panel_rows, groups, out),
-                        (true, false) => kernel::<U, 2, false>(a, stretch.len(), panel, panel_rows, groups, out),
-                        (false, true) => kernel::<U, 1, true>(a, stretch.len(), panel, panel_rows, groups, out),
-                        (false, false) => kernel::<U, 1, false>(a, stretch.len(), panel, panel_rows, groups, out),
+                        (true, true) => kernel::<U, 2, true>(a, &right, blocks, groups, waiting, out),
+                        (true, false) => kernel::<U, 2, false>(a, &right, blocks, groups, waiting, out),
+                        (false, true) => kernel::<U, 1, true>(a, &right, blocks, groups, waiting, out),
+                        (false, false) => kernel::<U, 1, false>(a, &right, blocks, groups, waiting, out),
                     }
-                    tile += 2;
                 }
             }
             write_out(job, tokens, &rows, stretch.start > 0, &scratch.sums);
@@ -127,21 +134,17 @@ unsafe fn rows_by_panel<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &R
 }
 
 /// # Safety
-/// As for [`matmul`]; `panel` holds the rows and the stretch.
+/// As for [`matmul`]; the panel holds the rows and the stretch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn unpack_panel<U: Unpack>(
-    job: &Job,
-    rows: &Range<usize>,
-    stretch: &Range<usize>,
-    panel_rows: usize,
-    panel: &mut [PanelBlock],
-) {
-    for (r, row) in rows.clone().enumerate() {
-        let bytes = job.weight_row(row);
-        for (i, b) in stretch.clone().enumerate() {
-            let out = &mut panel[i * panel_rows + r];
-            let bytes = &bytes[b * U::BYTES..];
-            // SAFETY: a whole superblock is in the row; a partial one is padded.
+unsafe fn unpack_panel<U: Unpack>(job: &Job, rows: &Range<usize>, stretch: &Range<usize>, scratch: &mut Scratch) {
+    let blocks = stretch.len();
+    for (i, row) in rows.clone().enumerate() {
+        let (six, r) = (i / ROWS, i % ROWS);
+        let panel = &mut scratch.panel[six * blocks * SLOTS..][..blocks * SLOTS];
+        for (b, block) in stretch.clone().enumerate() {
+            let start = row * job.row_bytes + block * U::BYTES;
+            let bytes = &job.weights[start..];
+            // SAFETY: a superblock is in the weights, though its end may be the next row; what is not there is padded.
             unsafe {
                 let w = if bytes.len() >= U::BYTES {
                     _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(job.row_bytes).cast());
@@ -149,12 +152,15 @@ unsafe fn unpack_panel<U: Unpack>(
                 } else {
                     U::unpack(Padded::new(bytes).0.as_ptr())
                 };
-                for (j, &q) in w.q.iter().enumerate() {
-                    _mm512_store_si512(out.q.as_mut_ptr().add(64 * j).cast(), q);
+                for (n, q) in transpose(w.q).into_iter().enumerate() {
+                    for (group, q) in [(n, _mm512_castsi512_si256(q)), (n + 4, _mm512_extracti64x4_epi64::<1>(q))] {
+                        let cell = &mut panel[SLOT_OF_GROUP[group] * blocks + b];
+                        _mm256_storeu_si256(cell[r].as_mut_ptr().cast(), q);
+                    }
                 }
-                _mm512_store_ps(out.scale.as_mut_ptr(), w.scale);
+                _mm512_storeu_ps(scratch.scales[six * blocks + b][r].as_mut_ptr(), w.scale);
                 if U::MINS {
-                    _mm512_store_ps(out.min.as_mut_ptr(), w.min);
+                    _mm512_storeu_ps(scratch.mins[six * blocks + b][r].as_mut_ptr(), w.min);
                 }
             }
         }
@@ -164,24 +170,26 @@ unsafe fn unpack_panel<U: Unpack>(
 /// # Safety
 /// As for [`matmul`]; `tiles` holds all tokens and the stretch.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, tiles: &mut [TileBlock]) {
+unsafe fn pack_tiles<U: Unpack>(job: &Job, tokens: &Range<usize>, stretch: &Range<usize>, tiles: &mut [TileCell]) {
     let fine = job.acts.rounding.is_fine();
-    for (tile, first) in tokens.clone().step_by(TILE).enumerate() {
+    let tiles = tiles.chunks_exact_mut(stretch.len() * SLOTS);
+    for (out, first) in tiles.zip(tokens.clone().step_by(TILE)) {
         let count = (tokens.end - first).min(TILE);
         // A tile that is not full repeats its last token.
         let acts: [&[ActBlock]; TILE] = std::array::from_fn(|t| job.act_row(first + t.min(count - 1)));
         for (i, b) in stretch.clone().enumerate() {
-            let out = &mut tiles[tile * stretch.len() + i];
-            // SAFETY: every row has block `b`; all arrays are aligned to 64.
-            unsafe { pack_block::<U>(std::array::from_fn(|t| &raw const acts[t][b]), fine, out) };
+            // SAFETY: every row has block `b`; the tile has a cell for every slot of it.
+            unsafe { pack_block::<U>(std::array::from_fn(|t| &raw const acts[t][b]), fine, &mut out[i..], stretch.len()) };
         }
     }
 }
 
+/// Packs a superblock; its cells are those of `out` at multiples of `stride`.
+///
 /// # Safety
 /// All blocks are readable.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], fine: bool, out: &mut TileBlock) {
+unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], fine: bool, out: &mut [TileCell], stride: usize) {
     // SAFETY: the arrays of a block are 64-byte aligned multiples of 64 bytes.
     let vectors = |offset: usize| unsafe {
         let mut x = [_mm512_setzero_si512(); TILE];
@@ -190,20 +198,24 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], fine: bool, out: 
         }
         transpose16(x)
     };
-    // SAFETY: every row of `out` is 64 aligned bytes.
+    // SAFETY: every array stored to is 64 aligned bytes.
     let store = |at: *mut u8, x: __m512i| unsafe { _mm512_store_si512(at.cast(), x) };
+    // The cell of a lane's group, and which half of the cell the lane is.
+    let place = |lane: usize| (SLOT_OF_GROUP[GROUP_OF_LANE[lane] / 2] * stride, GROUP_OF_LANE[lane] % 2);
     for j in 0..4 {
         for (lane, x) in vectors(64 * j).into_iter().enumerate() {
-            store(out.q[GROUP_OF_LANE[lane]][j].as_mut_ptr().cast(), x);
+            let (cell, half) = place(lane);
+            store(out[cell].q[half][j].as_mut_ptr().cast(), x);
         }
         if fine {
             for (lane, x) in vectors(std::mem::offset_of!(ActBlock, fine) + 64 * j).into_iter().enumerate() {
-                store(out.fine[GROUP_OF_LANE[lane]][j].as_mut_ptr().cast(), x);
+                let (cell, half) = place(lane);
+                store(out[cell].fine[half][j].as_mut_ptr().cast(), x);
             }
         }
     }
     for (lane, x) in vectors(std::mem::offset_of!(ActBlock, scale)).into_iter().enumerate() {
-        store(out.scale[GROUP_OF_LANE[lane] / 2].as_mut_ptr().cast(), x);
+        store(out[place(lane).0].scale.as_mut_ptr().cast(), x);
     }
     let sums = match U::SHIFT {
         Some(shift) => {
@@ -216,15 +228,15 @@ unsafe fn pack_block<U: Unpack>(acts: [*const ActBlock; TILE], fine: bool, out: 
         None => vectors(std::mem::offset_of!(ActBlock, scaled_sum)),
     };
     for (lane, &x) in sums.iter().enumerate() {
-        let group = GROUP_OF_LANE[lane];
-        let both = if U::BY_16 || group % 2 == 1 {
+        let (cell, half) = place(lane);
+        let both = if U::BY_16 || half == 1 {
             x
         } else if U::SHIFT.is_some() {
             _mm512_add_epi32(x, sums[lane + 4])
         } else {
             _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(sums[lane + 4])))
         };
-        store(out.sum[group].as_mut_ptr().cast(), both);
+        store(out[cell].sum[half].as_mut_ptr().cast(), both);
     }
 }
 
@@ -235,7 +247,7 @@ fn transpose16(x: [__m512i; 16]) -> [__m512i; 16] {
     // Within each 128 bits: vectors 4i..4i+4 become the four columns of a 4×4 block in each quarter.
     let mut y = x;
     for i in 0..4 {
-        let part = super::blocks::transpose([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
+        let part = transpose([x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]]);
         y[4 * i..4 * i + 4].copy_from_slice(&part);
     }
     // Then quarters: result 4 * quarter + column takes that quarter of y[column], y[4 + column] ...
@@ -254,57 +266,75 @@ fn transpose16(x: [__m512i; 16]) -> [__m512i; 16] {
     out
 }
 
+/// The unpacked weights of the inner kernel's rows.
+struct Right {
+    q: *const PanelCell,
+    scales: *const PanelScales,
+    mins: *const PanelScales,
+}
+
 /// `ROWS` rows times `V` tiles over `groups` times 32 values; `sums` has the tokens of a row side by side.
 ///
 /// # Safety
-/// `tiles` has `V` times `stride` blocks, `panel` rows of the same superblocks `panel_rows` apart, `sums` has `ROWS`
-/// rows of [`TOKENS_MAX`].
+/// `tiles` has `V` times `blocks` superblocks, `right` as many, `sums` has `ROWS` rows of [`TOKENS_MAX`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
 unsafe fn kernel<U: Unpack, const V: usize, const FINE: bool>(
-    tiles: *const TileBlock,
-    stride: usize,
-    panel: *const PanelBlock,
-    panel_rows: usize,
+    tiles: *const TileCell,
+    right: &Right,
+    blocks: usize,
     groups: usize,
+    waiting: &mut [[[[f32; TILE]; 2]; ROWS]; 4],
     sums: *mut f32,
 ) {
-    let mut total = [[_mm512_setzero_ps(); V]; ROWS];
-    let four = std::hint::black_box(4);
-    // SAFETY: see above; offsets stay inside the blocks.
+    let vectors = std::hint::black_box(if U::BY_16 { 4 } else { 8 });
+    let leaves = Leaf::count(U::BY_16);
+    // SAFETY: see above; offsets stay inside the cells of a slot.
     unsafe {
-        for g in 0..groups {
-            let block = panel.add(g / 8 * panel_rows);
-            let tile: [*const TileBlock; V] = std::array::from_fn(|v| tiles.add(v * stride + g / 8));
-            if U::BY_16 {
-                part::<U, V, FINE, 1>(tile, block, g % 8, 0, four, &mut total);
-                part::<U, V, FINE, 1>(tile, block, g % 8, 1, four, &mut total);
-            } else {
-                part::<U, V, FINE, 2>(tile, block, g % 8, 0, four, &mut total);
+        for number in 0..leaves {
+            let leaf = Leaf::new(number, U::BY_16);
+            let mut total = [[_mm512_setzero_ps(); V]; ROWS];
+            for b in 0..groups / SLOTS + usize::from(leaf.group() < groups % SLOTS) {
+                let at = leaf.slot * blocks + b;
+                let tile: [*const TileCell; V] = std::array::from_fn(|v| tiles.add(v * blocks * SLOTS + at));
+                let (scales, mins) = (right.scales.add(b).cast::<f32>(), right.mins.add(b).cast::<f32>());
+                part::<U, V, FINE>(tile, right.q.add(at).cast(), (scales, mins), leaf, vectors, &mut total);
             }
-        }
-        for (r, total) in total.iter().enumerate() {
-            for (v, &total) in total.iter().enumerate() {
-                _mm512_storeu_ps(sums.add(r * TOKENS_MAX + v * TILE), total);
+            // Whole pairs wait at the level of their size.
+            let level = number.trailing_ones() as usize;
+            for sums in &waiting[..level] {
+                for r in 0..ROWS {
+                    for v in 0..V {
+                        total[r][v] = _mm512_add_ps(_mm512_loadu_ps(sums[r][v].as_ptr()), total[r][v]);
+                    }
+                }
+            }
+            for r in 0..ROWS {
+                for v in 0..V {
+                    let at = match waiting.get_mut(level) {
+                        Some(waiting) if number + 1 < leaves => waiting[r][v].as_mut_ptr(),
+                        _ => sums.add(r * TOKENS_MAX + v * TILE),
+                    };
+                    _mm512_storeu_ps(at, total[r][v]);
+                }
             }
         }
     }
 }
 
-/// Adds the products of 16 values to `$dots`: `$q` points at four vectors of each tile, the weights are those of a lane of
-/// the panel. A macro, so that all sums stay in registers; `$four` is a 4 that the compiler does not see, as it would
-/// otherwise unroll the loop, load far ahead and run out of registers.
+/// Adds the products of the values at `$q` (`$vectors` vectors of each tile) to `$dots`. A macro, so that all sums stay in
+/// registers; `$vectors` is a number that the compiler does not see, as it would otherwise unroll the loop, load far ahead
+/// and run out of registers.
 macro_rules! multiply {
-    ($q:expr, $panel:expr, $lane:expr, $four:expr, $dots:ident) => {{
+    ($q:expr, $weights:expr, $vectors:expr, $dots:ident) => {{
         let q: [*const __m512i; V] = $q;
-        let weights = $panel.cast::<i32>().add($lane);
-        for j in 0..$four {
+        for j in 0..$vectors {
             let mut a = [_mm512_setzero_si512(); V];
             for v in 0..V {
                 a[v] = _mm512_load_si512(q[v].add(j));
             }
-            let weights = weights.add(16 * j);
+            let weights = $weights.add(j);
             for r in 0..ROWS {
-                let w = _mm512_set1_epi32(*weights.add(r * (size_of::<PanelBlock>() / 4)));
+                let w = _mm512_set1_epi32(weights.add(r * (size_of::<[u8; 32]>() / 4)).read_unaligned());
                 for v in 0..V {
                     $dots[r][v] = _mm512_dpbusd_epi32($dots[r][v], w, a[v]);
                 }
@@ -313,29 +343,26 @@ macro_rules! multiply {
     }};
 }
 
-/// Part `u` of a group of 32 values: all of them (`HALVES` is 2, `u` 0), or the first or second 16.
+/// Adds the products of a leaf in one superblock.
 ///
 /// # Safety
-/// `panel` has `ROWS` blocks, each of `tile` one; `g` is below 8.
+/// The pointers are those of the superblock: a cell of each tile and of the panel, and scales of `ROWS` rows.
 #[allow(clippy::needless_range_loop, reason = "several arrays share the indices")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
-unsafe fn part<U: Unpack, const V: usize, const FINE: bool, const HALVES: usize>(
-    tile: [*const TileBlock; V],
-    panel: *const PanelBlock,
-    g: usize,
-    u: usize,
-    four: usize,
+unsafe fn part<U: Unpack, const V: usize, const FINE: bool>(
+    tile: [*const TileCell; V],
+    weights: *const i32,
+    (scales, mins): (*const f32, *const f32),
+    leaf: Leaf,
+    vectors: usize,
     total: &mut [[__m512; V]; ROWS],
 ) {
-    // The lane of the first 16 weights of the group; those of the others are four further.
-    let lane = 8 * (g / 4) + g % 4 + 4 * u;
     // SAFETY: see above.
     unsafe {
-        let sum = |v: usize| (&raw const (*tile[v]).sum[2 * g + u]).cast::<__m512i>();
+        let weights = weights.add(4 * leaf.half);
+        let sum = |v: usize| (&raw const (*tile[v]).sum[leaf.half]).cast::<__m512i>();
         let start = |v: usize| if U::SHIFT.is_some() { _mm512_load_si512(sum(v)) } else { _mm512_setzero_si512() };
-        let coarse = |half: usize| std::array::from_fn(|v| (&raw const (*tile[v]).q[2 * g + half]).cast());
-        let fine = |half: usize| std::array::from_fn(|v| (&raw const (*tile[v]).fine[2 * g + half]).cast());
         let mut dots = [[_mm512_setzero_si512(); V]; ROWS];
         if !FINE {
             for v in 0..V {
@@ -345,10 +372,7 @@ unsafe fn part<U: Unpack, const V: usize, const FINE: bool, const HALVES: usize>
                 }
             }
         }
-        multiply!(coarse(u), panel, lane, four, dots);
-        if HALVES == 2 {
-            multiply!(coarse(1), panel, lane + 4, four, dots);
-        }
+        multiply!(std::array::from_fn(|v| (&raw const (*tile[v]).q[leaf.half]).cast()), weights, vectors, dots);
         if FINE {
             for v in 0..V {
                 let start = start(v);
@@ -356,24 +380,20 @@ unsafe fn part<U: Unpack, const V: usize, const FINE: bool, const HALVES: usize>
                     dots[r][v] = _mm512_add_epi32(_mm512_slli_epi32::<FINE_BITS>(dots[r][v]), start);
                 }
             }
-            multiply!(fine(u), panel, lane, four, dots);
-            if HALVES == 2 {
-                multiply!(fine(1), panel, lane + 4, four, dots);
-            }
+            multiply!(std::array::from_fn(|v| (&raw const (*tile[v]).fine[leaf.half]).cast()), weights, vectors, dots);
         }
         for r in 0..ROWS {
-            let scale = _mm512_set1_ps((*panel.add(r)).scale[lane]);
+            let scale = _mm512_set1_ps(*scales.add(16 * r + leaf.lane()));
             for v in 0..V {
-                let a = _mm512_load_ps((&raw const (*tile[v]).scale[g]).cast());
-                let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[r][v]), a);
-                total[r][v] = _mm512_fmadd_ps(scaled, scale, total[r][v]);
+                let scale = _mm512_mul_ps(scale, _mm512_load_ps((&raw const (*tile[v]).scale).cast()));
+                total[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][v]), scale, total[r][v]);
             }
         }
         if U::MINS {
             for r in 0..ROWS {
-                let min = _mm512_set1_ps((*panel.add(r)).min[lane]);
+                let min = _mm512_set1_ps(*mins.add(16 * r + leaf.lane()));
                 for v in 0..V {
-                    total[r][v] = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_load_si512(sum(v))), min, total[r][v]);
+                    total[r][v] = _mm512_fmadd_ps(min, _mm512_castsi512_ps(_mm512_load_si512(sum(v))), total[r][v]);
                 }
             }
         }

@@ -1,7 +1,9 @@
 //! Products with few rows of activations (decoding): every row of weights is unpacked once, in registers.
 
 use super::super::job::Job;
-use super::super::layout::SUPER;
+use super::super::layout::{GROUP_OF_LANE, SUPER, superblocks};
+use super::blocks::load;
+use super::order::{STRETCH, add_pairs, add_pairs_ps, sum_lanes};
 use super::{Super, Unpack};
 use crate::backend::cpu::kernels::activations::{ActBlock, FINE_BITS};
 use std::arch::x86_64::*;
@@ -46,46 +48,87 @@ unsafe fn window<U: Unpack, const R: usize, const T: usize>(job: &Job) {
     let count = job.tokens.len();
     let acts: [*const ActBlock; T] = std::array::from_fn(|t| job.act_row(t.min(count - 1)).as_ptr());
     let fine = job.acts.rounding.is_fine();
-    let whole = job.k / SUPER;
-    let rest_bytes = job.row_bytes - whole * U::BYTES;
+    let (whole, blocks) = (job.k / SUPER, superblocks(job.k));
     // Rows taken together must not leave out the ones after them.
     let ahead_bytes = PREFETCH_BYTES.max(if R > 1 { R * job.row_bytes } else { 0 });
     for row in job.rows.clone().step_by(R) {
         let rows: [usize; R] = std::array::from_fn(|r| (row + r).min(job.rows.end - 1));
         let starts: [*const u8; R] = std::array::from_fn(|r| job.weight_row(rows[r]).as_ptr());
-        let mut sums = [[_mm512_setzero_ps(); T]; R];
-        // SAFETY: a row has `whole` times `BYTES` bytes and `rest_bytes`, and activations have a block for each.
+        let mut totals = [[0.0; T]; R];
+        // SAFETY: a row has `whole` times `BYTES` bytes and perhaps a part, and activations have a block for each.
         // Prefetching is harmless.
         unsafe {
-            for b in 0..whole {
-                let mut w = [Super::zero(); R];
-                for r in 0..R {
-                    let p = starts[r].add(b * U::BYTES);
-                    for line in 0..U::BYTES.div_ceil(64) {
-                        let ahead = p.wrapping_add(ahead_bytes + 64 * line);
-                        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            for first in (0..blocks).step_by(STRETCH) {
+                let end = (first + STRETCH).min(blocks);
+                let mut sums = [[_mm512_setzero_ps(); T]; R];
+                for b in first..end.min(whole) {
+                    let mut w = [Super::zero(); R];
+                    for r in 0..R {
+                        let p = starts[r].add(b * U::BYTES);
+                        for line in 0..U::BYTES.div_ceil(64) {
+                            let ahead = p.wrapping_add(ahead_bytes + 64 * line);
+                            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                        }
+                        w[r] = U::unpack(p);
                     }
-                    w[r] = U::unpack(p);
+                    accumulate::<U, R, T>(&w, &acts, b, fine, &mut sums);
                 }
-                accumulate::<U, R, T>(&w, &acts, b, fine, &mut sums);
-            }
-            if rest_bytes > 0 {
-                let mut w = [Super::zero(); R];
+                if end > whole {
+                    let mut w = [Super::zero(); R];
+                    for r in 0..R {
+                        w[r] = last::<U>(job, rows[r]);
+                    }
+                    accumulate::<U, R, T>(&w, &acts, whole, fine, &mut sums);
+                }
                 for r in 0..R {
-                    let p = starts[r].add(whole * U::BYTES);
-                    let rest = Padded::new(std::slice::from_raw_parts(p, rest_bytes));
-                    w[r] = U::unpack(rest.0.as_ptr());
+                    for t in 0..T {
+                        let sum = sum_lanes(sums[r][t], U::BY_16);
+                        totals[r][t] = if first == 0 { sum } else { totals[r][t] + sum };
+                    }
                 }
-                accumulate::<U, R, T>(&w, &acts, whole, fine, &mut sums);
             }
-            for (row, sums) in rows.into_iter().zip(&sums) {
-                for (t, &sum) in sums.iter().enumerate().take(count) {
-                    *job.out.at(t, row) = _mm512_reduce_add_ps(sum);
+            for (row, totals) in rows.into_iter().zip(&totals) {
+                for (t, &total) in totals.iter().enumerate().take(count) {
+                    *job.out.at(t, row) = total;
                 }
             }
         }
     }
 }
+
+/// The partial superblock at the end of a row, with scales of 0 past its end.
+///
+/// # Safety
+/// The machine has the features of the level; the row is in the job and has one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,gfni,f16c,fma")]
+unsafe fn last<U: Unpack>(job: &Job, row: usize) -> Super {
+    let whole_bytes = job.k / SUPER * U::BYTES;
+    let bytes = &job.weights[row * job.row_bytes + whole_bytes..];
+    // SAFETY: passed on; in place only if the rows after this one have enough bytes.
+    unsafe {
+        if bytes.len() < U::BYTES {
+            return U::unpack(Padded::new(&bytes[..job.row_bytes - whole_bytes]).0.as_ptr());
+        }
+        let mut w = U::unpack(bytes.as_ptr());
+        let groups = job.k % SUPER / 16;
+        let places = _mm512_cmplt_epi32_mask(load(&GROUP_NUMBERS), _mm512_set1_epi32(groups as i32));
+        w.scale = _mm512_maskz_mov_ps(places, w.scale);
+        w.min = _mm512_maskz_mov_ps(places, w.min);
+        w
+    }
+}
+
+/// The group of 16 in every lane.
+const GROUP_NUMBERS: [i32; 16] = {
+    let mut numbers = [0; 16];
+    let mut lane = 0;
+    while lane < 16 {
+        numbers[lane] = GROUP_OF_LANE[lane] as i32;
+        lane += 1;
+    }
+    numbers
+};
 
 /// The bytes of a partial superblock, followed by zeros, which stand for weights of value 0 in every format.
 #[repr(C, align(64))]
@@ -144,10 +187,14 @@ unsafe fn accumulate<U: Unpack, const R: usize, const T: usize>(
                 }
             }
             for r in 0..R {
+                let dots = if U::BY_16 { dots[r] } else { add_pairs(dots[r]) };
                 let scale = _mm512_mul_ps(w[r].scale, act_scale);
-                sums[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), scale, sums[r][t]);
-                if U::MINS {
-                    let scaled_sum = _mm512_load_ps((&raw const (*act).scaled_sum).cast());
+                sums[r][t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), scale, sums[r][t]);
+            }
+            if U::MINS {
+                let scaled_sum = _mm512_load_ps((&raw const (*act).scaled_sum).cast());
+                let scaled_sum = if U::BY_16 { scaled_sum } else { add_pairs_ps(scaled_sum) };
+                for r in 0..R {
                     sums[r][t] = _mm512_fmadd_ps(w[r].min, scaled_sum, sums[r][t]);
                 }
             }

@@ -14,6 +14,7 @@ mod kquants;
 mod lookup;
 mod matmul;
 mod matvec;
+mod order;
 mod quantize;
 mod ternary;
 

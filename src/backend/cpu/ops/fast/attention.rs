@@ -1,8 +1,11 @@
 //! Softmax attention in blocks of cells with a running maximum.
 //!
-//! Queries that share keys are worked on together: the heads of one KV head, and in prompts a tile of rows. Small windows split
-//! the cells into chunks for the threads and join the partial results afterwards; how they are split depends on the number of
-//! cells alone. Rows that attend to chosen blocks gather them.
+//! Queries that share keys are worked on together: the heads of one KV head, and in prompts a tile of rows. Rows that attend to
+//! chosen blocks gather them.
+//!
+//! A row's result has the same bits in every window. Its cells are numbered in the order in which it attends to them and cut,
+//! at multiples of fixed sizes, into chunks and these into blocks. Each chunk has a running softmax over its blocks, and chunks
+//! are joined from first to last. In small windows chunks are dealt to the threads; in prompts one thread goes through them.
 
 use std::ops::Range;
 
@@ -44,8 +47,37 @@ struct Running<'s> {
 struct Cells<'s> {
     k: &'s mut [f32],
     v: &'s mut [f32],
-    turned: &'s mut [f32],
     count: usize,
+}
+
+/// Softmax of a query over some cells: weighted sum of the values, and maximum and total of the weights.
+struct Softmax<'s> {
+    sums: &'s mut [f32],
+    max: &'s mut f32,
+    total: &'s mut f32,
+}
+
+impl Softmax<'_> {
+    fn clear(&mut self) {
+        (*self.max, *self.total) = (f32::NEG_INFINITY, 0.0);
+    }
+
+    /// Takes in the cells of another chunk.
+    fn join(&mut self, level: Level, sums: &[f32], max: f32, total: f32) {
+        if max == f32::NEG_INFINITY {
+            return;
+        }
+        if *self.max == f32::NEG_INFINITY {
+            self.sums.copy_from_slice(sums);
+            (*self.max, *self.total) = (max, total);
+            return;
+        }
+        let new = self.max.max(max);
+        let (keep, take) = ((*self.max - new).exp(), (max - new).exp());
+        floats::scale(level.simd(), self.sums, keep);
+        floats::axpy(level.simd(), take, sums, self.sums);
+        (*self.max, *self.total) = (new, *self.total * keep + total * take);
+    }
 }
 
 /// The working memory and the sizes of one thread.
@@ -55,7 +87,10 @@ struct Worker<'s> {
     dim: usize,
     padded: usize,
     cells: Cells<'s>,
+    /// The chunk at hand.
     running: Running<'s>,
+    /// The chunks before it: sums, maximum and total of each query.
+    joined: (&'s mut [f32], &'s mut [f32], &'s mut [f32]),
 }
 
 /// The operands of a run.
@@ -86,7 +121,7 @@ impl Attention {
             level: self.level,
             dim: self.op.cache.dim,
             padded,
-            cells: Cells { k: floats(BLOCK * padded), v: floats(BLOCK * padded), turned: floats(BLOCK * padded), count: 0 },
+            cells: Cells { k: floats(BLOCK * padded), v: floats(BLOCK * padded), count: 0 },
             running: Running {
                 q: floats(queries * padded),
                 scores: floats(queries * BLOCK),
@@ -94,6 +129,7 @@ impl Attention {
                 max: floats(queries),
                 total: floats(queries),
             },
+            joined: (floats(queries * padded), floats(queries), floats(queries)),
         }
     }
 
@@ -113,6 +149,14 @@ impl Attention {
         count
     }
 
+    /// The numbers of the cells that a row attends to. Where it sees all since the first of them, they are their places in the
+    /// sequence, so that rows of a tile have their chunks and blocks in common.
+    fn numbers(&self, run: &Run<'_>, row: usize) -> Range<usize> {
+        let count = self.attended(run, row);
+        let end = run.rows[row].index as usize + 1;
+        if self.op.selection.is_none() { end - count..end } else { 0..count }
+    }
+
     /// Begins with the queries of one KV head for some rows, `[row][head of the group]`.
     fn load_queries(&self, worker: &mut Worker<'_>, q: &Mat<'_, f32>, rows: Range<usize>, kv_head: usize) -> usize {
         let group = self.group();
@@ -124,33 +168,33 @@ impl Attention {
             out[from.len()..].fill(0.0);
             out.iter_mut().zip(from).for_each(|(out, q)| *out = q * self.op.scale);
         }
-        worker.running.begin(queries, padded);
+        worker.begin(queries);
         queries
     }
 
-    /// One row over the attended cells `range` (numbered in the order in which they are attended).
-    fn gather_row<T: CacheElement>(
+    /// One row over the attended cells with the numbers `chunk`.
+    fn gather_chunk<T: CacheElement>(
         &self,
         run: &Run<'_>,
         worker: &mut Worker<'_>,
         (row, kv_head): (usize, usize),
-        range: Range<usize>,
+        chunk: Range<usize>,
         queries: usize,
     ) {
         let slot = run.rows[row].slot;
         let keys: &[T] = self.op.cache.read(run, slot, Side::Key, kv_head);
         let values: &[T] = self.op.cache.read(run, slot, Side::Value, kv_head);
-        let mut before = 0;
+        let mut number = self.numbers(run, row).start;
         self.op.cells(run, row, |cells| {
-            let from = range.start.clamp(before, before + cells.len()) - before;
-            let to = range.end.clamp(before, before + cells.len()) - before;
-            before += cells.len();
-            for cell in cells.start + from..cells.start + to {
-                worker.push(keys, values, cell);
-                if worker.cells.count == BLOCK {
+            let from = chunk.start.clamp(number, number + cells.len()) - number;
+            let to = chunk.end.clamp(number, number + cells.len()) - number;
+            for cell in from..to {
+                worker.push(keys, values, cells.start + cell);
+                if (number + cell + 1).is_multiple_of(BLOCK) {
                     worker.absorb(queries);
                 }
             }
+            number += cells.len();
         });
         worker.absorb(queries);
     }
@@ -159,29 +203,27 @@ impl Attention {
     fn few_rows<T: CacheElement>(&self, thread: &mut Thread<'_>, operands: &Operands<'_>) -> Result<(), Poisoned> {
         let (run, heads) = (thread.run, self.op.cache.heads);
         let rows = operands.q.rows();
-        let mut lengths = [0; FEW_ROWS];
-        lengths[..rows].iter_mut().enumerate().for_each(|(row, n)| *n = self.attended(run, row));
-        let lengths = &lengths[..rows];
-        let mine = thread.member().share(lengths.iter().map(|cells| heads * chunks(*cells)).sum());
+        let mut chunks = [Chunks::default(); FEW_ROWS];
+        chunks[..rows].iter_mut().enumerate().for_each(|(row, chunks)| *chunks = Chunks::of(self.numbers(run, row)));
+        let chunks = &chunks[..rows];
+        let mine = thread.member().share(chunks.iter().map(|chunks| heads * chunks.count).sum());
         let mut out = self.op.out.place.write::<f32>(thread);
         let mut scratch = std::mem::take(&mut thread.scratch);
         let mut worker = self.worker(&mut scratch);
         let mut before = 0;
-        for (row, &cells) in lengths.iter().enumerate() {
-            let items = heads * chunks(cells);
+        for (row, chunks) in chunks.iter().enumerate() {
+            let items = heads * chunks.count;
             for item in mine.start.max(before)..mine.end.min(before + items) {
-                let (kv_head, chunk) = ((item - before) / chunks(cells), (item - before) % chunks(cells));
+                let (kv_head, chunk) = ((item - before) / chunks.count, (item - before) % chunks.count);
                 let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
-                let size = chunk_cells(cells);
-                let range = chunk * size..((chunk + 1) * size).min(cells);
-                self.gather_row::<T>(run, &mut worker, (row, kv_head), range, queries);
+                self.gather_chunk::<T>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
                 self.keep_partials(run, &worker, row, kv_head, chunk, queries);
             }
             before += items;
         }
         thread.team.meet(|| ())?;
         for piece in out.pieces(self.op.out.step, self.op.out.dim) {
-            self.join(run, piece.row, piece.number, chunks(lengths[piece.row]), piece.data, &mut worker.running.q[..]);
+            self.join_partials(run, piece.row, piece.number, chunks[piece.row].count, piece.data, worker.joined.0);
             self.finish(operands, piece.row, piece.number, piece.data);
         }
         Ok(())
@@ -204,20 +246,14 @@ impl Attention {
     }
 
     /// Joins the partial results of one head, in the order of the chunks.
-    fn join(&self, run: &Run<'_>, row: usize, head: usize, count: usize, out: &mut [f32], sums: &mut [f32]) {
+    fn join_partials(&self, run: &Run<'_>, row: usize, head: usize, count: usize, out: &mut [f32], sums: &mut [f32]) {
         let padded = self.padded();
-        let partial = |chunk: usize| -> &[f32] {
+        let (mut max, mut total) = (f32::NEG_INFINITY, 0.0);
+        let mut joined = Softmax { sums: &mut sums[..padded], max: &mut max, total: &mut total };
+        for chunk in 0..count {
             // SAFETY: written before the threads met; nothing writes the shared scratch again in this step.
-            unsafe { run.shared.read(self.partial(row, head, chunk), self.partial_len()) }
-        };
-        let max = (0..count).map(|c| partial(c)[padded]).fold(f32::NEG_INFINITY, f32::max);
-        let sums = &mut sums[..padded];
-        sums.fill(0.0);
-        let mut total = 0.0;
-        for part in (0..count).map(partial) {
-            let weight = (part[padded] - max).exp();
-            total += weight * part[padded + 1];
-            floats::axpy(self.level.simd(), weight, &part[..padded], sums);
+            let part: &[f32] = unsafe { run.shared.read(self.partial(row, head, chunk), self.partial_len()) };
+            joined.join(self.level, &part[..padded], part[padded], part[padded + 1]);
         }
         out.iter_mut().zip(sums).for_each(|(out, sum)| *out = *sum / total);
     }
@@ -245,20 +281,31 @@ impl Attention {
                     if item % member.count != member.index {
                         continue;
                     }
-                    if rows.clone().all(|row| self.is_dense(run, row)) {
+                    if let Some(chunk_cells) = self.common_chunks(run, rows.clone()) {
                         let queries = self.load_queries(&mut worker, &operands.q, rows.clone(), kv_head);
-                        self.dense_tile::<T>(run, &mut worker, span, rows.clone(), kv_head);
+                        self.dense_tile::<T>(run, &mut worker, span, rows.clone(), kv_head, chunk_cells);
                         self.store(&worker, operands, rows.clone(), kv_head, queries, &out);
                         continue;
                     }
                     for row in rows.clone() {
                         let queries = self.load_queries(&mut worker, &operands.q, row..row + 1, kv_head);
-                        self.gather_row::<T>(run, &mut worker, (row, kv_head), 0..usize::MAX, queries);
+                        let chunks = Chunks::of(self.numbers(run, row));
+                        for chunk in 0..chunks.count {
+                            self.gather_chunk::<T>(run, &mut worker, (row, kv_head), chunks.get(chunk), queries);
+                            worker.end_chunk(queries);
+                        }
                         self.store(&worker, operands, row..row + 1, kv_head, queries, &out);
                     }
                 }
             }
         }
+    }
+
+    /// The size of the chunks of a tile whose rows see all cells before them and have chunks of one size.
+    fn common_chunks(&self, run: &Run<'_>, rows: Range<usize>) -> Option<usize> {
+        let mut sizes = rows.map(|row| self.is_dense(run, row).then(|| Chunks::of(self.numbers(run, row)).cells));
+        let first = sizes.next()??;
+        sizes.all(|size| size == Some(first)).then_some(first)
     }
 
     fn dense_tile<T: CacheElement>(
@@ -268,6 +315,7 @@ impl Attention {
         span: &Span,
         rows: Range<usize>,
         kv_head: usize,
+        chunk_cells: usize,
     ) {
         let (group, dim) = (self.group(), worker.dim);
         let keys: &[T] = self.op.cache.read(run, span.slot, Side::Key, kv_head);
@@ -276,8 +324,11 @@ impl Attention {
             let end = run.rows[row].index as usize + 1;
             self.op.window.map_or(0, |window| end.saturating_sub(window))..end
         };
-        let (all_from, all_to) = (visible(rows.start).start, visible(rows.end - 1).end);
+        let (all_from, all_to) = (visible(rows.start).start / BLOCK * BLOCK, visible(rows.end - 1).end);
         for first in (all_from..all_to).step_by(BLOCK) {
+            if first.is_multiple_of(chunk_cells) && first > all_from {
+                worker.end_chunk(rows.len() * group);
+            }
             let count = BLOCK.min(all_to - first);
             worker.cells.load(&keys[first * dim..], &values[first * dim..], count, dim, worker.padded);
             worker.absorb_tile(rows.len() * group, count, |query| {
@@ -286,6 +337,7 @@ impl Attention {
                 from - first..seen.end.clamp(from, first + count) - first
             });
         }
+        worker.end_chunk(rows.len() * group);
     }
 
     /// Writes the results of a tile.
@@ -304,8 +356,8 @@ impl Attention {
             let first = head * self.op.out.step;
             // SAFETY: the heads of a KV head and a tile of rows are one thread's item.
             let out = unsafe { out.part(row, first..first + self.op.out.dim) };
-            let total = worker.running.total[i];
-            let sums = &worker.running.sums[i * padded..];
+            let total = worker.joined.2[i];
+            let sums = &worker.joined.0[i * padded..];
             out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum / total);
             self.finish(operands, row, head, out);
         }
@@ -323,13 +375,33 @@ impl Attention {
     }
 }
 
-/// Cells of a chunk: enough to be worth a thread's while, few enough chunks to keep their results.
-fn chunk_cells(cells: usize) -> usize {
-    cells.div_ceil(MAX_CHUNKS).next_multiple_of(BLOCK).max(MIN_CHUNK_CELLS)
+/// The chunks of a row's cells.
+#[derive(Debug, Clone, Copy, Default)]
+struct Chunks {
+    /// Numbers of the first cell and after the last.
+    start: usize,
+    end: usize,
+    /// Size of a chunk. The first and the last may be cut off.
+    cells: usize,
+    count: usize,
 }
 
-fn chunks(cells: usize) -> usize {
-    cells.div_ceil(chunk_cells(cells))
+impl Chunks {
+    /// Chunks are large enough to be worth a thread's while, and few enough to keep their results.
+    fn of(numbers: Range<usize>) -> Chunks {
+        let Range { start, end } = numbers;
+        let mut cells = MIN_CHUNK_CELLS;
+        while end / cells + 1 - start / cells > MAX_CHUNKS {
+            cells *= 2;
+        }
+        Chunks { start, end, cells, count: end.div_ceil(cells) - start / cells }
+    }
+
+    /// Numbers of the cells of a chunk.
+    fn get(&self, chunk: usize) -> Range<usize> {
+        let first = (self.start / self.cells + chunk) * self.cells;
+        first.max(self.start)..(first + self.cells).min(self.end)
+    }
 }
 
 impl Running<'_> {
@@ -341,17 +413,41 @@ impl Running<'_> {
 }
 
 impl Cells<'_> {
-    /// Loads neighbouring cells; `turned` gets the keys as `[dim][cell]`.
+    /// Loads neighbouring cells.
     fn load<T: CacheElement>(&mut self, keys: &[T], values: &[T], count: usize, dim: usize, padded: usize) {
         for cell in 0..count {
             T::widen(&keys[cell * dim..(cell + 1) * dim], &mut self.k[cell * padded..(cell + 1) * padded]);
             T::widen(&values[cell * dim..(cell + 1) * dim], &mut self.v[cell * padded..(cell + 1) * padded]);
         }
-        blocks::turn(&self.k[..count * padded], padded, self.turned);
     }
 }
 
 impl Worker<'_> {
+    fn begin(&mut self, queries: usize) {
+        self.running.begin(queries, self.padded);
+        for query in 0..queries {
+            self.joined(query).0.clear();
+        }
+    }
+
+    /// What is known of a query before the chunk at hand, and the chunk.
+    fn joined(&mut self, query: usize) -> (Softmax<'_>, (&[f32], f32, f32)) {
+        let at = query * self.padded..(query + 1) * self.padded;
+        let (sums, max, total) = &mut self.joined;
+        let joined = Softmax { sums: &mut sums[at.clone()], max: &mut max[query], total: &mut total[query] };
+        (joined, (&self.running.sums[at], self.running.max[query], self.running.total[query]))
+    }
+
+    /// Joins the chunk at hand to those before, and begins another.
+    fn end_chunk(&mut self, queries: usize) {
+        let level = self.level;
+        for query in 0..queries {
+            let (mut joined, (sums, max, total)) = self.joined(query);
+            joined.join(level, sums, max, total);
+        }
+        self.running.begin(queries, self.padded);
+    }
+
     fn push<T: CacheElement>(&mut self, keys: &[T], values: &[T], cell: usize) {
         let (from, to) = (cell * self.dim..(cell + 1) * self.dim, self.cells.count * self.padded);
         T::widen(&keys[from.clone()], &mut self.cells.k[to..to + self.padded]);
@@ -383,9 +479,8 @@ impl Worker<'_> {
     /// Takes a loaded block into the running softmax; each query sees some of its cells.
     fn absorb_tile(&mut self, queries: usize, count: usize, visible: impl Fn(usize) -> Range<usize>) {
         let padded = self.padded;
-        let scores = &mut self.running.scores[..queries * BLOCK];
-        scores.fill(0.0);
-        blocks::gemm(self.level, &self.running.q[..queries * padded], padded, padded, self.cells.turned, BLOCK, scores);
+        let q = &self.running.q[..queries * padded];
+        blocks::scores(self.level, q, &self.cells.k[..count * padded], padded, self.running.scores);
         for query in 0..queries {
             self.update(query, visible(query));
         }
@@ -423,10 +518,10 @@ impl Worker<'_> {
 impl Kernel for Attention {
     fn scratch_bytes(&self) -> usize {
         let (padded, queries) = (self.padded(), self.tile() * self.group());
-        3 * carve_bytes::<f32>(BLOCK * padded)
-            + 2 * carve_bytes::<f32>(queries * padded)
+        2 * carve_bytes::<f32>(BLOCK * padded)
+            + 3 * carve_bytes::<f32>(queries * padded)
             + carve_bytes::<f32>(queries * BLOCK)
-            + 2 * carve_bytes::<f32>(queries)
+            + 4 * carve_bytes::<f32>(queries)
     }
 
     fn shared_bytes(&self) -> usize {

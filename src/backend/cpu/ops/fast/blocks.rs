@@ -1,6 +1,6 @@
 //! Small float products of attention, on blocks that fit into the inner caches.
 
-use super::super::super::vector::{LANES, Lanes, dots, for_each_level};
+use super::super::super::vector::{LANES, Lanes, for_each_level};
 
 /// Cells of a block.
 pub const BLOCK: usize = 64;
@@ -47,21 +47,55 @@ fn gemm_body<L: Lanes>(a: &[f32], a_stride: usize, k: usize, b: &[f32], width: u
     }
 }
 
-/// `scores[query][cell] = q[query] · k[cell]`, rows of scores `BLOCK` apart.
+/// Cells whose keys stay in the first cache while all queries pass.
+const CELLS: usize = 16;
+
+/// Lanes of the dot products of `Q` queries with `C` keys.
 #[inline(always)]
-fn scores_body<L: Lanes>(q: &[f32], k: &[f32], dim: usize, scores: &mut [f32]) {
-    const GROUP: usize = 4;
-    let queries = q.len() / dim;
-    let whole = queries / GROUP * GROUP;
-    for (cell, k) in k.chunks_exact(dim).enumerate() {
-        for first in (0..whole).step_by(GROUP) {
-            let dots = dots::<L, GROUP>(k, std::array::from_fn(|i| &q[(first + i) * dim..(first + i + 1) * dim]));
-            for (i, dot) in dots.into_iter().enumerate() {
-                scores[(first + i) * BLOCK + cell] = dot;
+fn products<L: Lanes, const Q: usize, const C: usize>(q: &[f32], k: &[f32], dim: usize) -> [[L; C]; Q] {
+    let mut sums = [[L::splat(0.0); C]; Q];
+    for i in (0..dim).step_by(LANES) {
+        let at = |x: &[f32], row: usize| x[row * dim + i..].first_chunk::<LANES>().map_or(L::splat(0.0), L::load);
+        let keys: [L; C] = std::array::from_fn(|cell| at(k, cell));
+        for (query, sums) in sums.iter_mut().enumerate() {
+            let q = at(q, query);
+            for (sum, key) in sums.iter_mut().zip(keys) {
+                *sum = q.mul_add(key, *sum);
             }
         }
-        for query in whole..queries {
-            scores[query * BLOCK + cell] = dots::<L, 1>(k, [&q[query * dim..(query + 1) * dim]])[0];
+    }
+    sums
+}
+
+/// Every score is a dot product of its own, with the same bits however many there are.
+#[inline(always)]
+fn scores_body<L: Lanes>(q: &[f32], k: &[f32], dim: usize, scores: &mut [f32]) {
+    let (queries, cells) = (q.len() / dim, k.len() / dim);
+    for first in (0..cells).step_by(CELLS) {
+        let end = (first + CELLS).min(cells);
+        for query in (0..queries).step_by(2) {
+            let (q, scores) = (&q[query * dim..], &mut scores[query * BLOCK..]);
+            let mut cell = first;
+            while cell < end {
+                let k = &k[cell * dim..];
+                if query + 1 < queries && cell + 4 <= end {
+                    let [[a, b, c, d], [e, f, g, h]] = products::<L, 2, 4>(q, k, dim);
+                    let sums = L::sums([a, b, c, d, e, f, g, h]);
+                    scores[cell..cell + 4].copy_from_slice(&sums[..4]);
+                    scores[BLOCK + cell..BLOCK + cell + 4].copy_from_slice(&sums[4..]);
+                    cell += 4;
+                } else if query + 1 == queries && cell + 8 <= end {
+                    let [all] = products::<L, 1, 8>(q, k, dim);
+                    scores[cell..cell + 8].copy_from_slice(&L::sums(all));
+                    cell += 8;
+                } else {
+                    for other in query..queries.min(query + 2) {
+                        let [[one]] = products::<L, 1, 1>(&q[(other - query) * dim..], k, dim);
+                        scores[(other - query) * BLOCK + cell] = one.sum();
+                    }
+                    cell += 1;
+                }
+            }
         }
     }
 }
@@ -72,22 +106,10 @@ fn accumulate_body<L: Lanes>(weights: &[f32], count: usize, v: &[f32], dim: usiz
 }
 
 for_each_level! {
-    /// `c += a * b`: `a` has rows of `a_stride` with `k` columns in use, `b` is `k` rows of `width`, `c` has rows of `width`, a
-    /// multiple of 16.
-    pub fn gemm = gemm_body(a: &[f32], a_stride: usize, k: usize, b: &[f32], width: usize, c: &mut [f32]);
     /// `scores[query][cell] = q[query] · k[cell]`, rows of scores `BLOCK` apart.
     pub fn scores = scores_body(q: &[f32], k: &[f32], dim: usize, scores: &mut [f32]);
     /// `sums[query] += weights[query][cell] * v[cell]` over `count` cells, rows of weights `BLOCK` apart.
     pub fn accumulate = accumulate_body(weights: &[f32], count: usize, v: &[f32], dim: usize, sums: &mut [f32]);
-}
-
-/// Rows of `dim` as columns: `turned[i][row] = rows[row][i]`, `BLOCK` apart. Columns past the rows are not touched.
-pub fn turn(rows: &[f32], dim: usize, turned: &mut [f32]) {
-    for (row, values) in rows.chunks_exact(dim).enumerate() {
-        for (value, turned) in values.iter().zip(turned.chunks_exact_mut(BLOCK)) {
-            turned[row] = *value;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -95,6 +117,27 @@ mod tests {
     use super::super::super::super::kernels::Simd;
     use super::super::super::super::vector::Level;
     use super::*;
+
+    #[test]
+    fn a_score_has_the_same_bits_in_every_block() {
+        let value = |i: usize| ((i * 7919) % 1013) as f32 * 0.37 - 150.0;
+        for simd in Simd::available() {
+            let level = Level::new(Some(*simd));
+            for (queries, cells, dim) in [(1, 64, 32), (2, 37, 48), (7, 33, 48), (13, 50, 256)] {
+                let q: Vec<f32> = (0..queries * dim).map(value).collect();
+                let k: Vec<f32> = (0..cells * dim).map(|i| value(i + 3)).collect();
+                let mut together = vec![0.0; queries * BLOCK];
+                scores(level, &q, &k, dim, &mut together);
+                for (query, q) in q.chunks(dim).enumerate() {
+                    for (cell, k) in k.chunks(dim).enumerate() {
+                        let mut alone = [0.0; BLOCK];
+                        scores(level, q, k, dim, &mut alone);
+                        assert_eq!(together[query * BLOCK + cell], alone[0], "{simd} {query} {cell}");
+                    }
+                }
+            }
+        }
+    }
 
     #[test]
     fn blocks_equal_plain_sums_at_all_levels() {
@@ -106,17 +149,12 @@ mod tests {
                 let k: Vec<f32> = (0..cells * dim).map(|i| value(i + 3)).collect();
                 let mut found = vec![0.0; queries * BLOCK];
                 scores(level, &q, &k, dim, &mut found);
-                let mut turned = vec![0.0; dim * BLOCK];
-                turn(&k, dim, &mut turned);
-                let mut by_gemm = vec![0.0; queries * BLOCK];
-                gemm(level, &q, dim, dim, &turned, BLOCK, &mut by_gemm);
                 let mut sums = vec![1.0; queries * dim];
                 accumulate(level, &found, cells, &k, dim, &mut sums);
                 for query in 0..queries {
                     for cell in 0..cells {
                         let expected: f32 = (0..dim).map(|i| q[query * dim + i] * k[cell * dim + i]).sum();
                         assert_eq!(found[query * BLOCK + cell], expected);
-                        assert_eq!(by_gemm[query * BLOCK + cell], expected);
                     }
                     for i in 0..dim {
                         let term = |cell: usize| f64::from(found[query * BLOCK + cell]) * f64::from(k[cell * dim + i]);

@@ -1,0 +1,84 @@
+// Weights as bytes. Blocks begin at any byte, so words are put together from two.
+
+fn word_at(address: u32) -> u32 {
+    let i = address >> 2u;
+    let shift = (address & 3u) * 8u;
+    return (weight_word(i) >> shift) | ((weight_word(i + 1u) << (31u - shift)) << 1u);
+}
+
+fn words4_at(address: u32) -> vec4<u32> {
+    let i = address >> 2u;
+    let shift = (address & 3u) * 8u;
+    let low = vec4<u32>(weight_word(i), weight_word(i + 1u), weight_word(i + 2u), weight_word(i + 3u));
+    let high = vec4<u32>(low.yzw, weight_word(i + 4u));
+    return (low >> vec4<u32>(shift)) | ((high << vec4<u32>(31u - shift)) << vec4<u32>(1u));
+}
+
+fn words2_at(address: u32) -> vec2<u32> {
+    return vec2<u32>(word_at(address), word_at(address + 4u));
+}
+
+fn byte_at(address: u32) -> u32 {
+    return (weight_word(address >> 2u) >> ((address & 3u) * 8u)) & 0xffu;
+}
+
+// For even addresses.
+fn half_word_at(address: u32) -> u32 {
+    return (weight_word(address >> 2u) >> ((address & 2u) * 8u)) & 0xffffu;
+}
+
+fn half_at(address: u32) -> f32 {
+    return unpack2x16float(half_word_at(address)).x;
+}
+
+// Sixteen neighbouring weights.
+struct Sixteen {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
+fn bytes_f32(word: u32) -> vec4<f32> {
+    return vec4<f32>(unpack4xU8(word));
+}
+
+fn signed_bytes_f32(word: u32) -> vec4<f32> {
+    return vec4<f32>(unpack4xI8(word));
+}
+
+// Four bits of a word, each in bit 0 of a byte.
+fn spread4(bits: u32) -> u32 {
+    return (bits & 1u) | ((bits & 2u) << 7u) | ((bits & 4u) << 14u) | ((bits & 8u) << 21u);
+}
+
+// -1 where a bit is set, else 1.
+fn signs4(bits: u32) -> vec4<f32> {
+    return vec4<f32>(1.0) - 2.0 * vec4<f32>((vec4<u32>(bits) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u));
+}
+
+// Sixteen codes of a byte each: scale * code + offset.
+fn affine16(codes: vec4<u32>, scale: f32, offset: f32) -> Sixteen {
+    let o = vec4<f32>(offset);
+    return Sixteen(
+        scale * bytes_f32(codes.x) + o,
+        scale * bytes_f32(codes.y) + o,
+        scale * bytes_f32(codes.z) + o,
+        scale * bytes_f32(codes.w) + o,
+    );
+}
+
+// scale * (code - zero), exactly as the specification rounds.
+fn centred16(codes: vec4<u32>, scale: f32, zero: f32) -> Sixteen {
+    let z = vec4<f32>(zero);
+    return Sixteen(
+        scale * (bytes_f32(codes.x) - z),
+        scale * (bytes_f32(codes.y) - z),
+        scale * (bytes_f32(codes.z) - z),
+        scale * (bytes_f32(codes.w) - z),
+    );
+}
+
+fn nibbles4(words: vec4<u32>, half: u32) -> vec4<u32> {
+    return (words >> vec4<u32>(4u * half)) & vec4<u32>(0x0f0f0f0fu);
+}

@@ -1,0 +1,145 @@
+//! Finds a vendor's cards and opens them.
+
+use std::sync::{Arc, OnceLock};
+
+use super::card::OpenCard;
+use super::images::Images;
+use super::rates::measure;
+use super::{Architecture, CardFacts, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
+use crate::backend::discovery::{Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard};
+use crate::backend::{Backend, BackendError, Finder};
+
+/// How a vendor's driver is opened.
+pub type OpenDriver = fn() -> Result<Arc<dyn Driver>, Unavailable>;
+
+/// The cards of one vendor.
+#[derive(Debug)]
+pub struct DeviceFinder {
+    vendor: Vendor,
+    images: Images,
+    open: OpenDriver,
+    /// Opened with the first question.
+    driver: OnceLock<Result<Arc<dyn Driver>, Unavailable>>,
+}
+
+impl DeviceFinder {
+    pub const fn new(vendor: Vendor, images: Images, open: OpenDriver) -> DeviceFinder {
+        DeviceFinder { vendor, images, open, driver: OnceLock::new() }
+    }
+
+    /// A driver that is open already.
+    pub fn with_driver(driver: Arc<dyn Driver>, images: Images) -> DeviceFinder {
+        let vendor = driver.vendor();
+        // Never called: the driver is there.
+        let open = || Err(Unavailable::NoCards { vendor: Vendor::Nvidia });
+        DeviceFinder { vendor, images, open, driver: OnceLock::from(Ok(driver)) }
+    }
+
+    fn driver(&self) -> Result<&Arc<dyn Driver>, Absent> {
+        self.driver.get_or_init(self.open).as_ref().map_err(|unavailable| Absent(unavailable.to_string()))
+    }
+
+    fn open_card(&self, ordinal: u32) -> Result<OpenCard, Unavailable> {
+        let vendor = self.vendor;
+        let driver = self.driver.get_or_init(self.open).as_ref().map_err(Clone::clone)?;
+        let facts = driver.card(ordinal).map_err(|error| Unavailable::Driver { vendor, error })?;
+        OpenCard::open(driver, facts, self.images)
+    }
+
+    fn found(&self, driver: &Arc<dyn Driver>, facts: CardFacts) -> FoundCard {
+        let mut card = described(&facts, driver.version());
+        let read = OpenCard::open(driver, facts, self.images).and_then(|open| {
+            let memory = open.context().memory_info();
+            let memory = memory.map_err(|error| Unavailable::Driver { vendor: self.vendor, error })?;
+            Ok((memory.free_bytes, open.code_bytes()))
+        });
+        match read {
+            Ok((free_bytes, code_bytes)) => {
+                card.free_bytes = free_bytes;
+                // The context was open when free memory was read; kernels of block formats are loaded with the model.
+                card.driver_bytes = DriverBytes {
+                    context_bytes: Some(0),
+                    module_bytes: Some(code_bytes),
+                    library_bytes: Some(0),
+                    graph_bytes: None,
+                };
+            }
+            Err(why) => card.unusable = Some(why.to_string()),
+        }
+        card
+    }
+
+    /// A card of which the driver does not even tell what it is.
+    fn unknown(&self, ordinal: u32, error: DriverError) -> FoundCard {
+        let name = format!("{} card {ordinal}", self.vendor.name());
+        FoundCard { unusable: Some(error.to_string()), ..FoundCard::new(self.interface(), ordinal, name) }
+    }
+}
+
+fn interface(vendor: Vendor) -> Interface {
+    match vendor {
+        Vendor::Nvidia => Interface::Cuda,
+        Vendor::Amd => Interface::Hip,
+    }
+}
+
+fn described(facts: &CardFacts, version: &str) -> FoundCard {
+    let capability = match &facts.architecture {
+        Architecture::Sm(capability) => format!("{}.{}", capability / 10, capability % 10),
+        Architecture::Gfx(name) => name.clone(),
+    };
+    FoundCard {
+        vendor: facts.vendor.maker().into(),
+        driver: format!("{} {version}", facts.vendor.name()),
+        driver_model: match facts.memory_model {
+            MemoryModel::Wddm => DriverModel::Wddm,
+            MemoryModel::Tcc => DriverModel::Tcc,
+            MemoryModel::Direct => DriverModel::usual(),
+        },
+        uuid: facts.uuid.clone(),
+        pci: facts.pci.as_deref().and_then(|place| place.parse().ok()),
+        total_bytes: facts.total_bytes,
+        integrated: facts.integrated,
+        drives_display: facts.drives_display,
+        compute_units: Some(facts.multiprocessors),
+        capability: Some(capability),
+        features: vec![format!("{} threads in step", facts.warp_threads)],
+        ..FoundCard::new(interface(facts.vendor), facts.ordinal, facts.name.clone())
+    }
+}
+
+impl Finder for DeviceFinder {
+    fn interface(&self) -> Interface {
+        interface(self.vendor)
+    }
+
+    /// Opens each card in turn, as it will be opened for work, to read what is free then; and gives it back.
+    fn find(&self) -> Result<Vec<FoundCard>, Absent> {
+        let driver = self.driver()?;
+        let failed = |error| Absent(Unavailable::Driver { vendor: self.vendor, error }.to_string());
+        let count = driver.count().map_err(failed)?;
+        if count == 0 {
+            return Err(Absent(Unavailable::NoCards { vendor: self.vendor }.to_string()));
+        }
+        let cards = (0..count).map(|ordinal| match driver.card(ordinal) {
+            Ok(facts) => self.found(driver, facts),
+            Err(error) => self.unknown(ordinal, error),
+        });
+        Ok(cards.collect())
+    }
+
+    fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
+        let open = self.open_card(card.driver_index).ok()?;
+        Some(open.context().memory_info().ok()?.free_bytes)
+    }
+
+    fn measure(&self, card: &FoundCard) -> CardRates {
+        self.open_card(card.driver_index).ok().and_then(|open| measure(&open).ok()).unwrap_or_default()
+    }
+
+    fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
+        let open = self.open_card(card.card.driver_index);
+        let open = open.map_err(|why| BackendError::Rejected { device: card.id.clone(), problem: why.to_string() })?;
+        Ok(Box::new(DeviceBackend::new(open, card.id.clone(), Arc::clone(&options.cancel))?))
+    }
+}

@@ -1,0 +1,324 @@
+//! The backend: arenas, prepared programs, runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use wgpu::{Adapter, Buffer, BufferUsages, CommandEncoderDescriptor, ComputePassDescriptor};
+
+use super::arena::{Arena, download_staging};
+use super::device::Gpu;
+use super::pipelines::Pipelines;
+use super::prepare::{Memory, Parameters, Prepared, buffer};
+use super::shader::{self, Tuning};
+use crate::backend::discovery::CardOptions;
+use crate::backend::gpu::{Lowered, lower, supports};
+use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
+use crate::program::{ArenaKind, BufferId, Element, Op, Rows, RunParams, Slice, Stage, StateKind};
+
+/// Launches of one submission in programs of many rows, so that no submission keeps a desktop's card for long.
+const SUBMIT_LAUNCHES: usize = 64;
+
+/// A card reached through wgpu.
+pub struct WebGpuBackend {
+    gpu: Gpu,
+    options: CardOptions,
+    sizes: Option<ArenaSizes>,
+    memory: Option<Memory>,
+    /// Of what `scratch_bytes` promised last, the part that kernels only read.
+    parameter_bytes: AtomicU64,
+    /// Scratch beyond what was planned, taken for stages that were prepared without a plan.
+    unplanned_bytes: u64,
+    staging: Option<Buffer>,
+    /// Bytes of uploads since the last wait.
+    pending_bytes: u64,
+    pipelines: Pipelines,
+    prepared: Vec<Prepared>,
+    runs: u64,
+    frozen: bool,
+    late_allocations: u64,
+}
+
+impl WebGpuBackend {
+    /// # Errors
+    /// The driver refuses a device.
+    pub fn new(adapter: &Adapter, id: &str, options: CardOptions, tuning: Option<Tuning>) -> Result<WebGpuBackend, BackendError> {
+        Ok(WebGpuBackend {
+            gpu: Gpu::open(adapter, id, tuning)?,
+            options,
+            sizes: None,
+            memory: None,
+            parameter_bytes: AtomicU64::new(0),
+            unplanned_bytes: 0,
+            staging: None,
+            pending_bytes: 0,
+            pipelines: Pipelines::default(),
+            prepared: vec![],
+            runs: 0,
+            frozen: false,
+            late_allocations: 0,
+        })
+    }
+}
+
+impl WebGpuBackend {
+    /// Gives the device up as if the driver had lost it: for tests of what happens then.
+    pub fn lose(&self) {
+        self.gpu.device.destroy();
+    }
+}
+
+/// What the kernels have no room for.
+fn check_room(stage: &Stage, op: &Op) -> Result<(), String> {
+    let within = |what: &str, found: u32, most: u32| {
+        if found <= most { Ok(()) } else { Err(format!("{what} {found}; these kernels have room for {most}")) }
+    };
+    match op {
+        Op::Attention { q, .. } => within("heads of", q.dim, shader::MAX_HEAD_DIM),
+        Op::DeltaRule { state, .. } => match stage.state(*state).kind {
+            StateKind::Delta { key_dim, .. } => within("keys of", key_dim, shader::MAX_KEY_DIM),
+            _ => Ok(()),
+        },
+        Op::Router { logits, .. } => within("experts:", logits.width, shader::MAX_EXPERTS),
+        _ => Ok(()),
+    }
+}
+
+impl WebGpuBackend {
+    fn memory_of(&self) -> Result<&Memory, BackendError> {
+        self.memory.as_ref().ok_or_else(|| self.gpu.rejected("no arenas are open"))
+    }
+
+    fn arena(&self, kind: ArenaKind) -> Result<&Arena, BackendError> {
+        let memory = self.memory_of()?;
+        Ok(match kind {
+            ArenaKind::Weights => &memory.weights,
+            ArenaKind::State => &memory.state,
+            ArenaKind::Work => &memory.work,
+        })
+    }
+
+    fn unprepared(&self, id: PreparedId) -> BackendError {
+        self.gpu.rejected(format!("program {} has not been prepared", id.0))
+    }
+
+    fn lower(&self, stage: &Stage, program: usize, sizes: ArenaSizes) -> Result<Lowered, BackendError> {
+        let steps = stage.programs.get(program).map(|p| p.steps.as_slice()).unwrap_or_default();
+        for step in steps {
+            check_room(stage, &step.op).map_err(|reason| self.unsupported(step.name.clone(), reason))?;
+        }
+        lower(stage, program, sizes, &self.gpu.target).map_err(|(op, reason)| self.unsupported(op, reason))
+    }
+
+    fn lower_all(&self, stage: &Stage) -> Result<Vec<Lowered>, BackendError> {
+        (0..stage.programs.len()).map(|program| self.lower(stage, program, ArenaSizes::of(stage))).collect()
+    }
+
+    /// Makes the scratch large enough for a program that nobody planned.
+    fn grow_scratch(&mut self, bytes: u64) -> Result<(), BackendError> {
+        if self.memory_of()?.scratch.size() >= bytes {
+            return Ok(());
+        }
+        self.late_allocations += u64::from(self.frozen);
+        let made = buffer(&self.gpu, "scratch", bytes, BufferUsages::STORAGE);
+        let scratch = made.map_err(|e| BackendError::OutOfMemory {
+            device: self.gpu.id.clone(),
+            arena: ArenaKind::Work,
+            bytes,
+            reason: format!("scratch: {e}"),
+        })?;
+        let Some(memory) = &mut self.memory else { return Err(self.gpu.rejected("no arenas are open")) };
+        memory.scratch = scratch;
+        self.unplanned_bytes += bytes;
+        Ok(())
+    }
+
+    fn unsupported(&self, op: String, reason: String) -> BackendError {
+        BackendError::Unsupported { device: self.gpu.id.clone(), op, reason }
+    }
+
+    /// Starts the given steps; the window has begun.
+    fn submit(&mut self, id: PreparedId, steps: std::ops::Range<usize>) -> Result<(), BackendError> {
+        let prepared = self.prepared.get(id.0).ok_or_else(|| self.unprepared(id))?;
+        let launches = prepared.launches_of(steps);
+        let few = prepared.program().shape.max_rows <= crate::backend::gpu::kernels::MAX_VECTOR_ROWS;
+        let each = if few { launches.len().max(1) } else { SUBMIT_LAUNCHES };
+        for start in launches.clone().step_by(each) {
+            self.gpu.checked("a run", || {
+                let mut encoder = self.gpu.device.create_command_encoder(&CommandEncoderDescriptor::default());
+                let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
+                prepared.record(&mut pass, &self.pipelines, start..(start + each).min(launches.end));
+                drop(pass);
+                self.gpu.queue.submit([encoder.finish()])
+            })?;
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, id: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<std::ops::Range<usize>, BackendError> {
+        if self.options.cancel.load(Ordering::Relaxed) {
+            return Err(BackendError::Interrupted { device: self.gpu.id.clone() });
+        }
+        let unprepared = self.unprepared(id);
+        let prepared = self.prepared.get_mut(id.0).ok_or(unprepared)?;
+        prepared.begin(&self.gpu, segment, params)?;
+        Ok(prepared.segments[segment].clone())
+    }
+
+    /// The rows in use of a buffer; ids as numbers.
+    fn buffer_values(&mut self, id: PreparedId, buffer: BufferId, params: &RunParams<'_>) -> Result<Vec<f32>, BackendError> {
+        let program = self.prepared[id.0].program();
+        let decl = program.buffer(buffer);
+        let rows = match decl.rows {
+            Rows::Batch => params.rows.len(),
+            Rows::Outputs => params.outputs.len(),
+        };
+        let (slice, element) = (program.buffer_slice(buffer, rows as u32), decl.element);
+        let mut words = vec![0u32; slice.len_bytes as usize / 4];
+        self.download(slice, bytemuck::cast_slice_mut(&mut words))?;
+        Ok(match element {
+            Element::F32 => words.into_iter().map(f32::from_bits).collect(),
+            Element::U32 => words.into_iter().map(|id| id as f32).collect(),
+        })
+    }
+}
+
+impl Backend for WebGpuBackend {
+    fn facts(&self) -> &DeviceFacts {
+        &self.gpu.facts
+    }
+
+    fn supports(&self, stage: &Stage, op: &Op) -> Result<(), String> {
+        check_room(stage, op)?;
+        supports(stage, op, &self.gpu.target)
+    }
+
+    fn scratch_bytes(&self, stage: &Stage) -> Result<u64, BackendError> {
+        let lowered = self.lower_all(stage)?;
+        let parameters = Parameters::bytes_of(lowered.iter());
+        self.parameter_bytes.store(parameters, Ordering::Relaxed);
+        Ok(parameters + lowered.iter().map(|l| l.scratch_bytes).max().unwrap_or(0))
+    }
+
+    fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
+        if self.memory.is_some() {
+            return Err(self.gpu.rejected("the arenas are open already"));
+        }
+        self.late_allocations += u64::from(self.frozen);
+        let gpu = &self.gpu;
+        let arena = |kind| Arena::open(gpu, kind, sizes.get(kind));
+        let (weights, state, work) = (arena(ArenaKind::Weights)?, arena(ArenaKind::State)?, arena(ArenaKind::Work)?);
+        let words = shader::tables();
+        let parameter_bytes = self.parameter_bytes.load(Ordering::Relaxed).min(sizes.scratch_bytes);
+        let planned = |e: BackendError| BackendError::OutOfMemory {
+            device: gpu.id.clone(),
+            arena: ArenaKind::Work,
+            bytes: sizes.scratch_bytes,
+            reason: format!("scratch: {e}"),
+        };
+        let mut parameters = Parameters::new(gpu, parameter_bytes).map_err(planned)?;
+        let scratch_bytes = sizes.scratch_bytes - parameter_bytes;
+        let scratch = buffer(gpu, "scratch", scratch_bytes, BufferUsages::STORAGE).map_err(planned)?;
+        let tables = parameters.take(gpu, words.len() as u64 * 4)?;
+        gpu.queue.write_buffer(&tables.buffer, tables.offset, bytemuck::cast_slice(&words));
+        let small = |label| buffer(gpu, label, 16, BufferUsages::STORAGE);
+        let absent = [small("no weights")?, small("no state")?, small("no memory")?];
+        self.staging = Some(download_staging(gpu)?);
+        self.memory = Some(Memory { weights, state, work, scratch, tables, absent, parameters });
+        self.sizes = Some(sizes);
+        Ok(())
+    }
+
+    fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
+        if to.len_bytes != bytes.len() as u64 {
+            return Err(self.gpu.rejected(format!("{} bytes for a slice of {}", bytes.len(), to.len_bytes)));
+        }
+        let mut pending = self.pending_bytes;
+        let outcome = self.arena(to.arena)?.upload(&self.gpu, &mut pending, to.offset_bytes, bytes);
+        self.pending_bytes = pending;
+        outcome?;
+        self.gpu.healthy("an upload")
+    }
+
+    fn host_bytes_mut(&mut self, _slice: Slice) -> Option<&mut [u8]> {
+        None
+    }
+
+    fn download(&mut self, from: Slice, bytes: &mut [u8]) -> Result<(), BackendError> {
+        if from.len_bytes != bytes.len() as u64 {
+            return Err(self.gpu.rejected(format!("{} bytes for a slice of {}", bytes.len(), from.len_bytes)));
+        }
+        let staging = self.staging.as_ref().ok_or_else(|| self.gpu.rejected("no arenas are open"))?;
+        self.arena(from.arena)?.download(&self.gpu, staging, from.offset_bytes, bytes)
+    }
+
+    fn clear(&mut self, slice: Slice) -> Result<(), BackendError> {
+        self.arena(slice.arena)?.clear(&self.gpu, slice.offset_bytes, slice.len_bytes)
+    }
+
+    fn prepare(&mut self, stage: &Arc<Stage>, program: usize) -> Result<PreparedId, BackendError> {
+        let sizes = self.sizes.ok_or_else(|| self.gpu.rejected("no arenas are open"))?;
+        self.late_allocations += u64::from(self.frozen);
+        let lowered = self.lower(stage, program, sizes)?;
+        self.grow_scratch(lowered.scratch_bytes)?;
+        let WebGpuBackend { gpu, memory, pipelines, .. } = self;
+        let memory = memory.as_mut().ok_or_else(|| gpu.rejected("no arenas are open"))?;
+        let prepared = Prepared::new(gpu, memory, pipelines, stage, program, lowered)?;
+        self.prepared.push(prepared);
+        Ok(PreparedId(self.prepared.len() - 1))
+    }
+
+    fn freeze(&mut self) {
+        self.frozen = true;
+    }
+
+    fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError> {
+        let steps = self.begin(program, segment, params)?;
+        self.submit(program, steps)?;
+        self.runs += 1;
+        Ok(Ticket(self.runs))
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<(), BackendError> {
+        if ticket.0 == 0 || ticket.0 > self.runs {
+            return Err(self.gpu.rejected(format!("run {} was never started", ticket.0)));
+        }
+        self.pending_bytes = 0;
+        self.gpu.drain("a run")?;
+        match self.options.cancel.load(Ordering::Relaxed) {
+            true => Err(BackendError::Interrupted { device: self.gpu.id.clone() }),
+            false => Ok(()),
+        }
+    }
+
+    fn trace(
+        &mut self,
+        program: PreparedId,
+        segment: usize,
+        params: &RunParams<'_>,
+        see: &mut dyn FnMut(usize, BufferId, &[f32]),
+    ) -> Result<(), BackendError> {
+        for step in self.begin(program, segment, params)? {
+            self.submit(program, step..step + 1)?;
+            let mut seen: Vec<BufferId> = vec![];
+            for view in self.prepared[program.0].program().steps[step].op.writes() {
+                if !seen.contains(&view.buffer) {
+                    seen.push(view.buffer);
+                    let values = self.buffer_values(program, view.buffer, params)?;
+                    see(step, view.buffer, &values);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> MemoryReport {
+        let arenas_bytes = self.sizes.map_or(0, |sizes| sizes.total_bytes());
+        let parameters = self.memory.as_ref().map_or(0, |m| m.parameters.unplanned_bytes);
+        let staging = self.staging.as_ref().map_or(0, Buffer::size);
+        MemoryReport {
+            arenas_bytes,
+            scratch_bytes: self.unplanned_bytes + parameters + staging,
+            late_allocations: self.late_allocations,
+        }
+    }
+}

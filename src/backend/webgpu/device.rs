@@ -1,0 +1,158 @@
+//! One opened device, and what becomes of its errors: they are caught in scopes where they belong to a call, and kept for the
+//! next wait where they do not. wgpu would end the process otherwise.
+
+use std::sync::{Arc, Mutex};
+
+use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, PollType, Queue};
+
+use super::memory::vulkan_facts;
+use super::shader::Tuning;
+use crate::backend::gpu::{Activations, Target, Tiles};
+use crate::backend::{BackendError, DeviceFacts};
+
+/// Bytes after a cut of the weights that the buffer before holds too, so that no row of a matrix is torn.
+pub const CUT_OVERLAP_BYTES: u64 = 1 << 20;
+
+/// What went wrong outside of any call.
+#[derive(Debug, Default)]
+struct Health {
+    lost: Mutex<Option<String>>,
+    error: Mutex<Option<String>>,
+}
+
+fn keep_first(place: &Mutex<Option<String>>, text: String) {
+    place.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(text);
+}
+
+fn kept(place: &Mutex<Option<String>>) -> Option<String> {
+    place.lock().unwrap_or_else(|e| e.into_inner()).clone()
+}
+
+#[derive(Debug)]
+pub struct Gpu {
+    pub id: String,
+    pub device: Device,
+    pub queue: Queue,
+    pub facts: DeviceFacts,
+    pub limits: Limits,
+    pub target: Target,
+    pub tuning: Tuning,
+    health: Arc<Health>,
+    /// All memory that the card has, where the driver says so.
+    pub total_bytes: Option<u64>,
+}
+
+/// A failed call, before it is known what it was for.
+pub enum Fault {
+    OutOfMemory(String),
+    Other(String),
+}
+
+impl Gpu {
+    pub fn open(adapter: &Adapter, id: &str, tuned: Option<Tuning>) -> Result<Gpu, BackendError> {
+        let info = adapter.get_info();
+        let wanted = Features::PIPELINE_CACHE | Features::SUBGROUP;
+        let descriptor = DeviceDescriptor {
+            label: Some("strata"),
+            required_features: adapter.features() & wanted,
+            required_limits: adapter.limits(),
+            ..DeviceDescriptor::default()
+        };
+        let rejected = |problem: String| BackendError::Rejected { device: id.into(), problem };
+        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let (device, queue) = opened.map_err(|e| rejected(format!("the driver refuses a device: {e}")))?;
+        let health = Arc::new(Health::default());
+        let (for_lost, for_errors) = (Arc::clone(&health), Arc::clone(&health));
+        device.set_device_lost_callback(move |reason, text| keep_first(&for_lost.lost, format!("{reason:?}: {text}")));
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| keep_first(&for_errors.error, error.to_string())));
+        let software = info.device_type == DeviceType::Cpu;
+        let tuning = tuned.unwrap_or_else(|| tuning(software, info.subgroup_min_size));
+        let limits = device.limits();
+        let facts = DeviceFacts {
+            id: id.into(),
+            name: info.name.clone(),
+            detail: format!("{:?}, {} {}, float32 activations", info.backend, info.driver, info.driver_info),
+        };
+        let target = target(&limits, &tuning);
+        let total_bytes = vulkan_facts(adapter).map(|facts| facts.total_bytes);
+        Ok(Gpu { id: id.into(), device, queue, facts, limits, target, tuning, health, total_bytes })
+    }
+
+    pub fn rejected(&self, problem: impl Into<String>) -> BackendError {
+        BackendError::Rejected { device: self.id.clone(), problem: problem.into() }
+    }
+
+    /// Runs a call that makes something, and catches what it does wrong.
+    pub fn catch<T>(&self, make: impl FnOnce() -> T) -> Result<T, Fault> {
+        let validation = self.device.push_error_scope(ErrorFilter::Validation);
+        let internal = self.device.push_error_scope(ErrorFilter::Internal);
+        let memory = self.device.push_error_scope(ErrorFilter::OutOfMemory);
+        let made = make();
+        // The innermost scope is closed first.
+        let memory = pollster::block_on(memory.pop());
+        let internal = pollster::block_on(internal.pop());
+        let validation = pollster::block_on(validation.pop());
+        if let Some(error) = memory {
+            return Err(Fault::OutOfMemory(error.to_string()));
+        }
+        match internal.or(validation) {
+            Some(error) => Err(Fault::Other(error.to_string())),
+            None => Ok(made),
+        }
+    }
+
+    /// As [`Gpu::catch`], for calls that take no arena.
+    pub fn checked<T>(&self, what: &str, make: impl FnOnce() -> T) -> Result<T, BackendError> {
+        let made = self.catch(make).map_err(|fault| match fault {
+            Fault::OutOfMemory(reason) => self.rejected(format!("{what}: out of memory: {reason}")),
+            Fault::Other(reason) => self.rejected(format!("{what}: {reason}")),
+        })?;
+        self.healthy(what)?;
+        Ok(made)
+    }
+
+    /// Whether the device still works; errors stay.
+    pub fn healthy(&self, during: &str) -> Result<(), BackendError> {
+        if let Some(reason) = kept(&self.health.lost) {
+            return Err(BackendError::Lost { device: self.id.clone(), during: during.into(), reason });
+        }
+        match kept(&self.health.error) {
+            Some(reason) => Err(self.rejected(format!("{during}: {reason}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for everything that was submitted.
+    pub fn drain(&self, during: &str) -> Result<(), BackendError> {
+        let polled = self.device.poll(PollType::wait_indefinitely());
+        self.healthy(during)?;
+        polled.map(drop).map_err(|e| self.rejected(format!("{during}: {e}")))
+    }
+}
+
+/// Processors that play a card run one thread an output best: neighbouring threads then share the inputs. Cards want neighbouring
+/// threads on neighbouring weights.
+fn tuning(software: bool, subgroup: u32) -> Tuning {
+    let lanes = if software { 1 } else { subgroup.clamp(8, 32).next_power_of_two() };
+    Tuning { threads: 64, lanes, matrix_rows: 16, delta_threads: 32 }
+}
+
+fn target(limits: &Limits, tuning: &Tuning) -> Target {
+    let whole = |bytes: u64| bytes / 256 * 256;
+    Target {
+        max_binding_bytes: whole(limits.max_storage_buffer_binding_size.into()),
+        cut_bytes: whole(limits.max_buffer_size - CUT_OVERLAP_BYTES.min(limits.max_buffer_size / 2)),
+        cut_overlap_bytes: CUT_OVERLAP_BYTES,
+        max_groups_x: limits.max_compute_workgroups_per_dimension,
+        max_groups_yz: limits.max_compute_workgroups_per_dimension,
+        activations: Activations::Float,
+        tiles: Tiles {
+            vector_outs: tuning.threads / tuning.lanes,
+            matrix_outs: tuning.threads,
+            matrix_rows: tuning.matrix_rows,
+            attention_rows: 1,
+            attention_splits: 8,
+            delta_channels: tuning.delta_threads,
+        },
+    }
+}

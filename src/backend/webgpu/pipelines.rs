@@ -1,0 +1,98 @@
+//! Compiled kernels, each compiled once for a device.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use wgpu::{
+    BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType, ComputePipeline,
+    ComputePipelineDescriptor, PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderRuntimeChecks,
+    ShaderSource, ShaderStages,
+};
+
+use super::device::Gpu;
+use super::shader::{TABLES_BINDING, compose, uses_tables};
+use crate::backend::BackendError;
+use crate::backend::gpu::source::binding;
+use crate::backend::gpu::{Kernel, Variant};
+
+/// What bind groups of a kernel look like: the kernel, and whether it reads the codebooks.
+pub type Shape = (Kernel, bool);
+
+#[derive(Debug)]
+pub struct Compiled {
+    pub pipeline: ComputePipeline,
+    pub shape: Shape,
+}
+
+#[derive(Debug, Default)]
+pub struct Pipelines {
+    layouts: HashMap<Shape, BindGroupLayout>,
+    compiled: HashMap<Variant, Compiled>,
+}
+
+impl Pipelines {
+    pub fn get(&self, variant: &Variant) -> Option<&Compiled> {
+        self.compiled.get(variant)
+    }
+
+    pub fn layout(&self, shape: Shape) -> Option<&BindGroupLayout> {
+        self.layouts.get(&shape)
+    }
+
+    /// Compiles a kernel unless it is.
+    pub fn add(&mut self, gpu: &Gpu, variant: &Variant) -> Result<(), BackendError> {
+        if self.compiled.contains_key(variant) {
+            return Ok(());
+        }
+        let source = compose(variant, &gpu.tuning).map_err(|problem| gpu.rejected(problem))?;
+        let shape = (variant.kernel, uses_tables(&source));
+        if !self.layouts.contains_key(&shape) {
+            self.layouts.insert(shape, bind_group_layout(gpu, shape)?);
+        }
+        let layout = &self.layouts[&shape];
+        let name = variant.name();
+        let pipeline = gpu.checked(&format!("kernel {name}"), || {
+            let descriptor = ShaderModuleDescriptor { label: Some(&name), source: ShaderSource::Wgsl(Cow::Owned(source)) };
+            // SAFETY: the kernels are this program's own. Every index they form lies in the windows of their launch: programs and
+            // runs are checked before, ids of experts and blocks are clamped or made by our own kernels, and weights are read at
+            // most one word past a window, for which buffers are padded. Their loops are bounded by their arguments.
+            let module = unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) };
+            let pipeline_layout = gpu.device.create_pipeline_layout(&PipelineLayoutDescriptor {
+                label: Some(&name),
+                bind_group_layouts: &[Some(layout)],
+                ..PipelineLayoutDescriptor::default()
+            });
+            gpu.device.create_compute_pipeline(&ComputePipelineDescriptor {
+                label: Some(&name),
+                layout: Some(&pipeline_layout),
+                module: &module,
+                entry_point: Some("main"),
+                // Kernels write workgroup memory before they read it.
+                compilation_options: PipelineCompilationOptions {
+                    zero_initialize_workgroup_memory: false,
+                    ..PipelineCompilationOptions::default()
+                },
+                cache: None,
+            })
+        })?;
+        self.compiled.insert(*variant, Compiled { pipeline, shape });
+        Ok(())
+    }
+}
+
+fn bind_group_layout(gpu: &Gpu, (kernel, tables): Shape) -> Result<BindGroupLayout, BackendError> {
+    let entry = |binding, ty| BindGroupLayoutEntry {
+        binding,
+        visibility: ShaderStages::COMPUTE,
+        ty: BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
+        count: None,
+    };
+    let storage = |read_only| BufferBindingType::Storage { read_only };
+    let mut entries = vec![entry(0, BufferBindingType::Uniform)];
+    entries.extend(kernel.info().operands.iter().map(|o| entry(binding(*o), storage(o.is_read_only()))));
+    if tables {
+        entries.push(entry(TABLES_BINDING, storage(true)));
+    }
+    let descriptor = BindGroupLayoutDescriptor { label: Some(kernel.info().name), entries: &entries };
+    gpu.checked("a bind group layout", || gpu.device.create_bind_group_layout(&descriptor))
+}

@@ -1,0 +1,167 @@
+//! Models on cards: logits, windows, rolling back, splits, and what the drivers must not notice.
+
+use std::sync::Arc;
+
+use super::common::npz::Npz;
+use super::common::*;
+use super::sim_support::*;
+use strata::backend::Backend;
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::engine::{Engine, OpenOptions, Placement};
+use strata::gguf::ModelFiles;
+use strata::model::Model;
+use strata::units::TokenId;
+
+const CONTEXT: u32 = 160;
+const CHUNK: u32 = 24;
+const LAYERS: u32 = 8;
+
+/// Opens a model on devices, each with the layers up to one of `ends`.
+fn open_on(name: &str, devices: Vec<(u32, Box<dyn Backend>)>) -> Engine {
+    let files = Arc::new(ModelFiles::open(model_path(name)).unwrap());
+    let model = Arc::new(Model::open(&files).unwrap());
+    let mut start = 0;
+    let placements = devices.into_iter().map(|(end, backend)| {
+        let layers = std::mem::replace(&mut start, end)..end;
+        Placement { layers, backend }
+    });
+    let options = OpenOptions { undo_tokens: 2, ..options(Mode::Fast, CONTEXT, CHUNK) };
+    Engine::open_split(files, model, placements.collect(), options, &mut |_| ()).unwrap()
+}
+
+fn processor() -> Box<dyn Backend> {
+    Box::new(CpuBackend::new(CpuOptions { pin_threads: false, ..CpuOptions::new(Mode::Fast) }).unwrap())
+}
+
+fn layers(name: &str) -> u32 {
+    if name == RANDOM { 4 } else { LAYERS }
+}
+
+/// The first tokens of a reference prompt: longer than a chunk.
+fn prompt(name: &str, tokens: usize) -> Vec<TokenId> {
+    let mut all = ids(&Npz::open(&fixture(&format!("{name}.reference.npz"))).ints("p2_tokens"));
+    all.truncate(tokens);
+    all
+}
+
+/// Logits of a prompt of more than a chunk, of a window that is taken back, and of decoded tokens.
+fn session(engine: &mut Engine, name: &str) -> Vec<Vec<f32>> {
+    let tokens = prompt(name, CHUNK as usize + 9);
+    let mut s = engine.start().unwrap();
+    let (head, tail) = tokens.split_at(tokens.len() - 3);
+    let mut rows = all_logits(engine, &mut s, head, head.len());
+    rows.extend(all_logits(engine, &mut s, &[TokenId(7), TokenId(8)], 2));
+    assert_eq!(engine.rollback(&mut s, head.len()).unwrap(), head.len());
+    rows.extend(all_logits(engine, &mut s, tail, 1));
+    engine.end(s);
+    assert_eq!(engine.late_allocations(), 0);
+    rows
+}
+
+fn distance(a: &[Vec<f32>], b: &[Vec<f32>]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    relative_l2(a.iter().map(Vec::as_slice).zip(b.iter().map(Vec::as_slice)))
+}
+
+/// Kernels round activations as the processor's fast mode does; sums are added in another order, and caches hold float16.
+#[test]
+fn every_fixture_gives_on_every_kind_of_card_what_the_processor_gives() {
+    let zoo = Zoo::new("");
+    for name in [RANDOM].iter().chain(&TRAINED) {
+        let expected = session(&mut open_on(name, vec![(layers(name), processor())]), name);
+        for (kind, card) in zoo.kinds() {
+            let found = session(&mut open_on(name, vec![(layers(name), card)]), name);
+            let d = distance(&found, &expected);
+            println!("{name} on {kind}: relative L2 {d:.2e} from the processor");
+            assert!(d <= 1e-3, "{name} on {kind}: {d:.2e}");
+        }
+    }
+    zoo.assert_given_back("after all models");
+}
+
+/// The bounds of the processor's fast mode: no further from the float32 reference than the peer.
+#[test]
+fn every_fixture_is_as_close_to_its_reference_as_on_the_processor() {
+    let zoo = Zoo::new("");
+    for (name, peer) in [(RANDOM, 0.0118), (TRAINED[0], 0.0159), (TRAINED[1], 0.0312), (TRAINED[2], 0.0334), (TRAINED[3], 0.0256)]
+    {
+        let mut npz = Npz::open(&fixture(&format!("{name}.reference.npz")));
+        let tokens: Vec<TokenId> = ids(&npz.ints("p0_tokens")).into_iter().take(CONTEXT as usize).collect();
+        let positions = npz.ints("p0_positions");
+        let expected = npz.rows("p0_hf_logits");
+        for (kind, card) in zoo.kinds() {
+            let mut engine = open_on(name, vec![(layers(name), card)]);
+            let mut s = engine.start().unwrap();
+            let logits = all_logits(&mut engine, &mut s, &tokens, CHUNK as usize);
+            let stored = positions.iter().zip(&expected).filter(|(p, _)| (**p as usize) < logits.len());
+            let pairs: Vec<_> = stored.map(|(p, row)| (logits[*p as usize].as_slice(), row.as_slice())).collect();
+            assert!(!pairs.is_empty());
+            let d = relative_l2(pairs.into_iter());
+            println!("{name} on {kind}: relative L2 {d:.4} from the reference (peer {peer})");
+            assert!(d <= peer, "{name} on {kind}: {d:.4}, the peer has {peer}");
+        }
+    }
+}
+
+#[test]
+fn a_split_over_cards_gives_the_bits_of_one_card() {
+    let zoo = Zoo::new("");
+    for name in [TRAINED[1], TRAINED[2]] {
+        let one = session(&mut open_on(name, vec![(8, zoo.cuda(0))]), name);
+        let two = vec![(3, zoo.cuda(0)), (8, zoo.cuda(1))];
+        let four = vec![(1, zoo.cuda(0)), (4, zoo.cuda(3)), (6, zoo.cuda(1)), (8, zoo.cuda(2))];
+        // Where as many threads go in step, both vendors' kernels add in the same order.
+        let mixed = vec![(5, zoo.cuda(0)), (8, zoo.hip())];
+        for (what, split) in [("two cards", two), ("four cards", four), ("CUDA and HIP", mixed)] {
+            assert!(session(&mut open_on(name, split), name) == one, "{name}: {what} differ from one");
+        }
+    }
+}
+
+#[test]
+fn a_split_over_all_kinds_of_devices_stays_within_rounding() {
+    let zoo = Zoo::new("");
+    let name = TRAINED[2];
+    let one = session(&mut open_on(name, vec![(8, zoo.cuda(0))]), name);
+    let split = vec![(2, zoo.hip_64()), (4, zoo.cuda(0)), (6, processor()), (8, zoo.hip())];
+    let mixed = session(&mut open_on(name, split), name);
+    let d = distance(&mixed, &one);
+    let worst = mixed.iter().zip(&one).map(|(a, b)| kl(b, a)).fold(0.0, f64::max);
+    println!("HIP 64 + CUDA + CPU + HIP: relative L2 {d:.2e}, worst KL {worst:.2e} from one CUDA card");
+    assert!(d <= 1e-3 && worst <= 1e-5, "relative L2 {d:.2e}, KL {worst:.2e}");
+}
+
+/// Streams that only run when somebody waits show a missing synchronisation; threads in reverse order a missing barrier; pages
+/// that fault a byte too far.
+#[test]
+fn lazy_streams_reversed_threads_and_guard_pages_change_nothing() {
+    let name = TRAINED[2];
+    let plain = {
+        let zoo = Zoo::new("");
+        zoo.kinds().map(|(_, card)| session(&mut open_on(name, vec![(8, card)]), name))
+    };
+    for settings in ["lazy 1", "reversed 1", "guard 1", "lazy 1\nreversed 1\nfill 127"] {
+        let zoo = Zoo::new(settings);
+        for ((kind, card), expected) in zoo.kinds().into_iter().zip(&plain) {
+            let found = session(&mut open_on(name, vec![(8, card)]), name);
+            assert!(found == *expected, "{kind}: {settings:?} changes the bits");
+        }
+        zoo.assert_given_back(settings);
+    }
+}
+
+#[test]
+fn decoding_takes_nothing_from_the_driver() {
+    let zoo = Zoo::new("");
+    let name = TRAINED[2];
+    let mut engine = open_on(name, vec![(4, zoo.cuda(0)), (8, zoo.hip())]);
+    let mut s = engine.start().unwrap();
+    last_logits(&mut engine, &mut s, &prompt(name, 30));
+    let before = (zoo.counter("taking-calls"), zoo.counter("launches"));
+    for token in prompt(name, 8) {
+        last_logits(&mut engine, &mut s, &[token]);
+    }
+    assert_eq!(zoo.counter("taking-calls"), before.0);
+    assert!(zoo.counter("launches") > before.1, "the kernels did run");
+    assert!(zoo.counter("graphs") > 0, "decode windows are captured");
+}

@@ -1,0 +1,158 @@
+//! Promise: the GPU kernels give every fixture's float32 reference within the tolerances of the CPU's reference mode, alone and as
+//! stages of a split, whatever the size of windows; cards that refuse memory or vanish end in errors that say so.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::gpu::{open_card, software_card};
+use common::reference::*;
+use common::*;
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::discovery::NamedCard;
+use strata::backend::{ArenaSizes, Backend, BackendError, CardUse, Faults, VirtualCard, VirtualFacts};
+use strata::program::ArenaKind;
+use strata::units::TokenId;
+
+/// Rows of the widest window used here.
+const CHUNK: u32 = 64;
+const CONTEXT: u32 = 560;
+/// A short prompt, one beyond the budget of sparse attention, and one of another kind.
+const PROMPTS: [usize; 3] = [0, 2, 6];
+
+fn device(card: &NamedCard) -> Box<dyn Backend> {
+    Box::new(open_card(card, None))
+}
+
+fn exact_options() -> strata::engine::OpenOptions {
+    options(Mode::Reference, CONTEXT, CHUNK)
+}
+
+fn check_fixture(name: &str) {
+    let Some(card) = software_card() else { return };
+    let mut npz = references(name);
+    let mut engine = open_on(&model_path(name), device(&card), exact_options());
+    for prompt in PROMPTS {
+        let tokens = ids(&npz.ints(&format!("p{prompt}_tokens")));
+        let logits = prompt_logits(&mut engine, &tokens, CHUNK as usize);
+        let d = distance(&mut npz, prompt, &logits);
+        assert!(d.relative_l2 <= 1e-4, "{name} prompt {prompt}: relative L2 {:.2e}", d.relative_l2);
+        check_greedy(&mut engine, &mut npz, prompt, &tokens, name);
+    }
+    let memory = engine.pipeline().stages[0].backend.memory();
+    assert_eq!(memory.late_allocations, 0);
+}
+
+#[test]
+fn the_random_model() {
+    check_fixture(RANDOM);
+}
+
+#[test]
+fn q8_0() {
+    check_fixture(TRAINED[0]);
+}
+
+#[test]
+fn q4_k_m() {
+    check_fixture(TRAINED[1]);
+}
+
+#[test]
+fn iq3_xxs() {
+    check_fixture(TRAINED[2]);
+}
+
+#[test]
+fn iq2_xs_in_two_shards() {
+    check_fixture(TRAINED[3]);
+}
+
+#[test]
+fn the_size_of_the_windows_does_not_matter() {
+    let Some(card) = software_card() else { return };
+    let tokens = ids(&references(RANDOM).ints("p2_tokens"));
+    let mut engine = open_on(&model_path(RANDOM), device(&card), exact_options());
+    let whole = prompt_logits(&mut engine, &tokens, CHUNK as usize);
+    for piece in [1, 7] {
+        for (a, b) in prompt_logits(&mut engine, &tokens, piece).iter().zip(&whole) {
+            let d = relative_l2([(a.as_slice(), b.as_slice())].into_iter());
+            assert!(d <= 1e-3, "windows of {piece} differ by {d:.2e}");
+        }
+    }
+}
+
+/// Logits of a prompt in chunks, then of a few tokens one by one, with a step back in between.
+fn session(engine: &mut strata::engine::Engine, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+    let mut s = engine.start().expect("a free slot");
+    let (head, tail) = tokens.split_at(tokens.len() - 6);
+    let mut rows = all_logits(engine, &mut s, head, head.len());
+    engine.checkpoint(&mut s).expect("a checkpoint");
+    rows.extend(all_logits(engine, &mut s, &[TokenId(7), TokenId(8), TokenId(9)], 3));
+    assert_eq!(engine.rollback(&mut s, head.len()).expect("a rollback"), head.len());
+    rows.extend(all_logits(engine, &mut s, tail, 1));
+    engine.end(s);
+    rows
+}
+
+fn virtual_card() -> Box<dyn Backend> {
+    let facts = VirtualFacts {
+        id: "virtual:0".into(),
+        name: "a card".into(),
+        limit_bytes: 1 << 30,
+        max_piece_bytes: u64::MAX,
+        faults: Arc::new(Faults::default()),
+        in_use: Arc::new(CardUse::default()),
+    };
+    let cpu = CpuBackend::new(CpuOptions::new(Mode::Reference)).expect("the backend opens");
+    Box::new(VirtualCard::new(cpu, facts))
+}
+
+#[test]
+fn two_logical_devices_give_the_bits_of_one_and_a_cpu_beside_them_the_same_logits() {
+    let Some(card) = software_card() else { return };
+    let tokens = ids(&references(RANDOM).ints("p2_tokens"));
+    let path = model_path(RANDOM);
+    let one = session(&mut open_on(&path, device(&card), exact_options()), &tokens);
+    let mut two = split_on(&path, &[2, 4], vec![device(&card), device(&card)], exact_options());
+    assert!(session(&mut two, &tokens) == one, "a split over two logical devices differs");
+    let mut mixed = split_on(&path, &[2, 4], vec![device(&card), virtual_card()], exact_options());
+    for (a, b) in session(&mut mixed, &tokens).iter().zip(&one) {
+        let d = relative_l2([(a.as_slice(), b.as_slice())].into_iter());
+        assert!(d <= 1e-4, "a split over a card and a processor differs by {d:.2e}");
+    }
+}
+
+#[test]
+fn arenas_that_cannot_be_had_are_errors_that_name_card_and_arena() {
+    let Some(card) = software_card() else { return };
+    for arena in ArenaKind::ALL {
+        let mut sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0 };
+        let bytes = match arena {
+            ArenaKind::Weights => &mut sizes.weights_bytes,
+            ArenaKind::State => &mut sizes.state_bytes,
+            ArenaKind::Work => &mut sizes.work_bytes,
+        };
+        *bytes = 1 << 50;
+        match open_card(&card, None).open(sizes) {
+            Err(BackendError::OutOfMemory { device, arena: found, .. }) => assert_eq!((device, found), (card.id.clone(), arena)),
+            other => panic!("{arena:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_is_an_error_at_every_call_after() {
+    let Some(card) = software_card() else { return };
+    let mut backend = open_card(&card, None);
+    let sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0 };
+    backend.open(sizes).expect("a small arena");
+    backend.lose();
+    let slice = strata::program::Slice { arena: ArenaKind::Work, offset_bytes: 0, len_bytes: 16 };
+    for _ in 0..2 {
+        match backend.download(slice, &mut [0; 16]) {
+            Err(BackendError::Lost { device, .. }) => assert_eq!(device, card.id),
+            other => panic!("{other:?}"),
+        }
+    }
+}

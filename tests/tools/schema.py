@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Lets schemathesis try the interface as its OpenAPI document describes it: what fits must be taken, what does not fit must be
+refused, and nothing may end in a server error.
+
+    python tests/tools/schema.py target/release/strata
+
+Needs `pip install schemathesis`; says so and ends with 77 (skipped) where it is missing. The seed is fixed, so a finding can
+be had again.
+"""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from serving import serving
+
+if importlib.util.find_spec("schemathesis") is None:
+    print("skipped: no module named schemathesis; pip install schemathesis")
+    sys.exit(77)
+
+
+def main():
+    # The context bounds how long an answer can be.
+    binary = str(pathlib.Path(sys.argv[1]).resolve())
+    # What it keeps of its findings goes with the folder that it runs in.
+    with tempfile.TemporaryDirectory() as folder, serving(binary, "--temp", "0", "--threads", "2") as address:
+        command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", f"{address}/openapi.json", "--seed", "20261130"]
+        # The numbers of the metrics page are no JSON, and its format has a checker of its own in the tests.
+        command += ["--max-examples", "15", "--workers", "2", "--request-timeout", "60", "--exclude-path", "/metrics"]
+        sys.exit(subprocess.run(command, check=False, cwd=folder).returncode)
+
+
+if __name__ == "__main__":
+    main()
