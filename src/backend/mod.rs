@@ -136,7 +136,7 @@ pub trait Backend: Send {
         Ok(0)
     }
 
-    /// Takes the arenas and the scratch. The only call that allocates device memory.
+    /// Takes the arenas and the scratch. The only call that allocates device memory. State begins as zeroes.
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError>;
 
     /// Copies bytes into an arena.
