@@ -146,7 +146,7 @@ impl HostMemory {
         matches!(self.memory, Place::Pinned(_))
     }
 
-    pub fn len(&self) -> usize {
+    pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 

@@ -229,7 +229,7 @@ impl<'t> Job<'t> {
         };
         let word = finish.name().to_owned();
         let (stats, reasoning_tokens) = (self.generation.stats(), self.reasoning_tokens);
-        self.reply.send(Event::Done(Outcome { finish, parts, stats, reasoning_tokens }));
+        self.reply.send(Event::Done(Box::new(Outcome { finish, parts, stats, reasoning_tokens })));
         Step::Ended(word)
     }
 }
