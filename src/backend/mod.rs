@@ -178,4 +178,14 @@ pub trait Backend: Send {
     ) -> Result<(), BackendError>;
 
     fn memory(&self) -> MemoryReport;
+
+    /// Names the arithmetic: devices with equal names give equal bits for equal work. By default a device is like no other.
+    fn arithmetic(&self) -> String {
+        self.facts().id.clone()
+    }
+
+    /// Whether the host's processor is free while a run is under way.
+    fn overlaps_host(&self) -> bool {
+        false
+    }
 }

@@ -142,6 +142,14 @@ impl HostMemory {
         (HostMemory { context: Arc::clone(context), memory, bytes }, refusal)
     }
 
+    pub fn is_pinned(&self) -> bool {
+        matches!(self.memory, Place::Pinned(_))
+    }
+
+    pub fn len_bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub fn bytes(&self) -> &[u8] {
         match &self.memory {
             // SAFETY: the driver has given `self.bytes` bytes, which `new` has written.
