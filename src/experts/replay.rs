@@ -105,7 +105,9 @@ fn start(layer: &TraceLayer, wishes: &Replay) -> Result<LayerResidency, ExpertEr
         None => Popularity::new(layer.experts),
     };
     let card = wishes.card_slots.unwrap_or(layer.card_slots).min(layer.experts);
-    let ram = wishes.ram_slots.unwrap_or(layer.ram_slots).clamp(1, layer.experts);
+    // A trace of a card that held everything needed no RAM; what another card misses is then taken to be there.
+    let recorded = if layer.ram_slots == 0 { layer.experts } else { layer.ram_slots };
+    let ram = wishes.ram_slots.unwrap_or(recorded).clamp(1, layer.experts);
     Ok(LayerResidency::new(popularity, card, ram))
 }
 
