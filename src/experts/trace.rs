@@ -118,6 +118,9 @@ impl Trace {
         let mut input = BufReader::new(std::fs::File::open(path).map_err(failed)?);
         let mut line = vec![];
         input.by_ref().take(1 << 24).read_until(b'\n', &mut line).map_err(failed)?;
+        if !line.ends_with(b"\n") {
+            return Err(bad("it is cut short".into()));
+        }
         let header: TraceHeader = serde_json::from_slice(&line).map_err(|e| bad(e.to_string()))?;
         let mut records = vec![];
         let mut words = [0; 12];
