@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod cli;
 pub mod engine;
+pub mod experts;
 pub mod gguf;
 pub mod launch;
 pub mod model;

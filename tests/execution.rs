@@ -334,9 +334,13 @@ fn a_stage_that_is_larger_than_estimated_is_planned_again() {
     assert!(needed > estimate, "{needed} {estimate}");
     let exact = launch(cards(&[&format!("{needed} B")]));
     assert_eq!(open(&exact).unwrap().plan.pools[0].free, 0);
+    // One byte less costs an expert its place on the card; without room for what is not an expert nothing is taken.
     let tight = launch(cards(&[&format!("{} B", needed - 1)]));
-    let error = open(&tight).map(drop).unwrap_err();
-    assert!(error.is_refusal() && tight.faults.asked() == 0, "{error}");
+    let plan = open(&tight).unwrap().plan;
+    assert!(plan.held_experts < plan.experts && plan.pools[0].used < needed, "{} held", plan.held_experts);
+    let small = launch(cards(&["1 MiB"]));
+    let error = open(&small).map(drop).unwrap_err();
+    assert!(error.is_refusal() && small.faults.asked() == 0, "{error}");
 }
 
 /// A card that gives less than it promised, or has narrow buffers, behind the plan's back.
@@ -374,8 +378,6 @@ fn what_cannot_be_run_yet_is_refused_with_a_plain_sentence() {
     };
     let whole = |kv| wishes("0-7", kv);
     missing(equal_cards(1), Limits { resident_kv: Some(64), ..whole(KvType::F16) }, Capability::KvSpill);
-    let small = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
-    missing(cards(&["13 MiB"]), small, Capability::ExpertSlots);
     let mut cuda = equal_cards(1);
     cuda.cards[0].backend = BackendKind::Vulkan;
     let error = open(&launch(&path, cuda, whole(KvType::F16), Mode::Fast, 1)).map(drop).unwrap_err();
@@ -456,6 +458,25 @@ fn a_checkpoint_has_the_bytes_of_its_row() {
 }
 
 #[test]
+fn decoding_with_experts_elsewhere_allocates_nothing() {
+    let limits = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
+    let mut launched = open(&launch(&model_path(TRAINED[0]), cards(&["12 MiB"]), limits, Mode::Fast, 1)).unwrap();
+    let engine = &mut launched.engine;
+    let mut s = engine.start().unwrap();
+    engine.feed(&mut s, &tokens(40), Want::Last, &mut |_, _| ()).unwrap();
+    engine.feed(&mut s, &[TokenId(5)], Want::Last, &mut |_, _| ()).unwrap();
+    let decoded = tokens(64);
+    let before = ALLOCATIONS.get();
+    for token in &decoded {
+        engine.feed(&mut s, std::slice::from_ref(token), Want::Last, &mut |_, _| ()).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    let stats = engine.tier_stats().unwrap();
+    assert!(stats.card_calls > 0 && stats.ram_calls > 0 && stats.swaps > 0, "{stats:?}");
+    assert_eq!(engine.late_allocations(), 0);
+}
+
+#[test]
 fn decoding_allocates_nothing() {
     for (path, splits) in splits() {
         for (mode, split) in [(Mode::Fast, splits[0]), (Mode::Fast, splits[2]), (Mode::Reference, splits[1])] {
@@ -483,6 +504,41 @@ fn decoding_allocates_nothing() {
             assert!(sum.is_finite() && ALLOCATIONS.get() > before + made);
         }
     }
+}
+
+/// Cards that hold all, some and none of the experts, with RAM for all, for the rest, or for less.
+#[test]
+fn experts_that_no_card_holds_are_planned_and_run() {
+    let path = model_path(TRAINED[0]);
+    let small = Limits { context: Some(256), prefill: Some(CHUNK), ..Limits::default() };
+    let plain = session(&mut open_path(&path, Mode::Fast, 2, options(Mode::Fast, 256, CHUNK)));
+    let mut seen = vec![];
+    for (room, ram) in [("10 MiB", "all"), ("13 MiB", "complement"), ("13 MiB", "disk"), ("7 MiB", "disk"), ("64 MiB", "auto")] {
+        let flags = strata::plan::PlanFlags { ram_experts: Some(ram.into()), ..Default::default() };
+        let limits = Limits { ram_experts: Limits::from_flags(&flags).unwrap().ram_experts, ..small.clone() };
+        let mut launch = launch(&path, cards(&[room]), limits, Mode::Fast, 1);
+        if ram == "disk" {
+            // Room for a third of the experts that are on no card, beside what the program itself takes.
+            let facts = PlanModel::from_header(&ModelHeader::from(&*launch.files)).unwrap();
+            let all = plan(&facts, &launch.machine, &launch.limits).unwrap();
+            let used: u64 = all.pools.iter().filter(|p| p.name == "RAM").map(|p| p.used).sum();
+            let rows = all.rows.iter().filter(|r| r.consumer == strata::plan::Consumer::RamExperts);
+            launch.limits.ram_budget = Some(used - rows.map(|r| r.bytes).sum::<u64>() * 2 / 3);
+        }
+        let mut launched = open(&launch).unwrap_or_else(|e| panic!("{room} {ram}: {e}"));
+        let plan = &launched.plan;
+        seen.push((plan.held_experts, plan.experts, plan.settings.ram_experts));
+        let sum: u64 = launched.engine.pipeline().stages.iter().map(|s| ArenaSizes::of(&s.stage).total_bytes()).sum();
+        assert_eq!(launch.in_use.bytes(), sum);
+        assert!(launched.cards.iter().all(|c| c.memory.used == c.memory.planned), "{room} {ram}: {:?}", launched.cards);
+        let planned_ram = plan.pools.iter().find(|p| p.name == "RAM").map(|p| p.used);
+        assert!(launched.engine.memory().experts_bytes <= planned_ram.unwrap(), "{room} {ram}");
+        assert!(session(&mut launched.engine) == plain, "{room} {ram}");
+        assert_eq!(launched.engine.late_allocations(), 0);
+    }
+    println!("{seen:?}");
+    assert!(seen[0].0 < seen[1].0 && seen[1].0 < seen[1].1 && seen[3].0 < seen[0].0, "{seen:?}");
+    assert_eq!(seen[4].0, seen[4].1);
 }
 
 #[test]

@@ -17,7 +17,8 @@ use strata::units::TokenId;
 /// Rows of the widest window used here.
 const CHUNK: u32 = 64;
 const CONTEXT: u32 = 560;
-/// A short prompt, one beyond the budget of sparse attention, and one of another kind.
+/// A short prompt, one beyond the budget of sparse attention, and one of another kind. A processor that plays a card is slow:
+/// most models read the short one only.
 const PROMPTS: [usize; 3] = [0, 2, 6];
 
 fn device(card: &NamedCard) -> Box<dyn Backend> {
@@ -28,11 +29,11 @@ fn exact_options() -> strata::engine::OpenOptions {
     options(Mode::Reference, CONTEXT, CHUNK)
 }
 
-fn check_fixture(name: &str) {
+fn check_fixture(name: &str, prompts: &[usize]) {
     let Some(card) = software_card() else { return };
     let mut npz = references(name);
     let mut engine = open_on(&model_path(name), device(&card), exact_options());
-    for prompt in PROMPTS {
+    for prompt in prompts.iter().copied() {
         let tokens = ids(&npz.ints(&format!("p{prompt}_tokens")));
         let logits = prompt_logits(&mut engine, &tokens, CHUNK as usize);
         let d = distance(&mut npz, prompt, &logits);
@@ -45,27 +46,27 @@ fn check_fixture(name: &str) {
 
 #[test]
 fn the_random_model() {
-    check_fixture(RANDOM);
+    check_fixture(RANDOM, &PROMPTS);
 }
 
 #[test]
 fn q8_0() {
-    check_fixture(TRAINED[0]);
+    check_fixture(TRAINED[0], &PROMPTS[..2]);
 }
 
 #[test]
 fn q4_k_m() {
-    check_fixture(TRAINED[1]);
+    check_fixture(TRAINED[1], &PROMPTS[..1]);
 }
 
 #[test]
 fn iq3_xxs() {
-    check_fixture(TRAINED[2]);
+    check_fixture(TRAINED[2], &PROMPTS[..1]);
 }
 
 #[test]
 fn iq2_xs_in_two_shards() {
-    check_fixture(TRAINED[3]);
+    check_fixture(TRAINED[3], &PROMPTS[..1]);
 }
 
 #[test]

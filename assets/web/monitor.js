@@ -125,7 +125,7 @@ function showMonitor(status) {
   const memory = status.engine?.memory ?? {};
   const total = (status.memory.resident_bytes ?? 0) + (status.memory.available_bytes ?? 0);
   const pools = (status.engine?.plan?.pools ?? []).map((pool) => meter(`${pool.name}, planned`, pool.used, pool.capacity));
-  const devices = (status.engine?.devices ?? []).map((d) => meter(`${d.id}, in use`, d.arenas_bytes + d.scratch_bytes, deviceRoom(status, d.id, total)));
+  const devices = (status.engine?.devices ?? []).map((d) => meter(`${d.id}, in use`, d.arenas_bytes, deviceRoom(status, d.id, total)));
   $("memory").replaceChildren(
     ...pools, ...devices,
     meter("Weights", memory.weights_bytes, total), meter("State", memory.state_bytes, total),

@@ -136,7 +136,7 @@ pub trait Backend: Send {
         Ok(0)
     }
 
-    /// Takes the arenas and the scratch. The only call that allocates device memory.
+    /// Takes the arenas and the scratch. The only call that allocates device memory. State begins as zeroes.
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError>;
 
     /// Copies bytes into an arena.
@@ -178,4 +178,14 @@ pub trait Backend: Send {
     ) -> Result<(), BackendError>;
 
     fn memory(&self) -> MemoryReport;
+
+    /// Names the arithmetic: devices with equal names give equal bits for equal work. By default a device is like no other.
+    fn arithmetic(&self) -> String {
+        self.facts().id.clone()
+    }
+
+    /// Whether the host's processor is free while a run is under way.
+    fn overlaps_host(&self) -> bool {
+        false
+    }
 }

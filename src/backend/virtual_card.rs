@@ -207,4 +207,8 @@ impl Backend for VirtualCard {
     fn memory(&self) -> MemoryReport {
         self.inner.memory()
     }
+
+    fn arithmetic(&self) -> String {
+        self.inner.arithmetic()
+    }
 }

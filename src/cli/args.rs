@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use crate::plan::KvType;
 use crate::sample::SamplingParams;
 
+use super::tiers::TierArgs;
 use super::wishes::WishArgs;
 
 #[derive(Debug, Clone, Args)]
@@ -64,6 +65,8 @@ pub struct ComputeArgs {
     pub quiet: bool,
     #[command(flatten)]
     pub wishes: WishArgs,
+    #[command(flatten)]
+    pub tiers: TierArgs,
 }
 
 /// Tokens of a prompt that are read at once; `None` leaves it to the plan.

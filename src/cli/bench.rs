@@ -12,6 +12,7 @@ use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::Output;
 use super::report::{MemoryReport, arithmetic, percent, short};
 use crate::engine::Want;
+use crate::experts::{Experts, Rates, TierStats};
 use crate::state::Sequence;
 use crate::units::{HumanBytes, TokenId};
 
@@ -91,7 +92,62 @@ struct Outcome {
     /// Of generation, at the median, in 10^9.
     gb_per_second: Option<f64>,
     percent_of_memory: Option<f64>,
+    /// Of generation where only some experts are on a card.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound: Option<Bound>,
     seconds: Vec<f64>,
+}
+
+/// How fast measured rates would allow a token.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Bound {
+    /// Bytes a token that the card reads, and that the processor works through.
+    card_bytes: u64,
+    processor_bytes: u64,
+    /// 10^9 bytes a second of either: memory as it was read, the processor on experts as it was measured when they were loaded.
+    card_gb_per_second: f64,
+    processor_gb_per_second: f64,
+    card_seconds: f64,
+    processor_seconds: f64,
+    /// Whether the two work at the same time.
+    overlaps: bool,
+    tokens_per_second: f64,
+    percent: f64,
+}
+
+impl Bound {
+    fn new(row_bytes: u64, tiers: &TierStats, rates: &Rates, roof: f64, tokens_per_second: f64) -> Bound {
+        let processor_bytes = tiers.processor_bytes / tiers.tokens.max(1);
+        let card_bytes = row_bytes.saturating_sub(processor_bytes);
+        let (card_s, processor_s) = (card_bytes as f64 / (roof * 1e9), processor_bytes as f64 / rates.processor_bytes_s.max(1.0));
+        let bound = 1.0 / rates.together_s(card_s, processor_s).max(1e-12);
+        Bound {
+            card_bytes,
+            processor_bytes,
+            card_gb_per_second: roof,
+            processor_gb_per_second: rates.processor_bytes_s / 1e9,
+            card_seconds: card_s,
+            processor_seconds: processor_s,
+            overlaps: rates.overlaps,
+            tokens_per_second: bound,
+            percent: percent(tokens_per_second, bound),
+        }
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "bound: card {} at {} GB/s = {:.2} ms, processor {} at {} GB/s = {:.2} ms, {}: {} tok/s, of which {:.0} % were reached",
+            HumanBytes(self.card_bytes),
+            short(self.card_gb_per_second),
+            self.card_seconds * 1e3,
+            HumanBytes(self.processor_bytes),
+            short(self.processor_gb_per_second),
+            self.processor_seconds * 1e3,
+            if self.overlaps { "at the same time" } else { "one after the other" },
+            short(self.tokens_per_second),
+            self.percent,
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -131,6 +187,9 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
         let outcome = bench.measure(&mut loaded, test, args.repetitions)?;
         if !args.json {
             out.line(table_row(&outcome))?;
+            if let Some(bound) = &outcome.bound {
+                out.line(bound.line())?;
+            }
             out.flush()?;
         }
         results.push(outcome);
@@ -217,6 +276,7 @@ impl Bench {
     fn measure(&mut self, loaded: &mut Loaded, test: Test, repetitions: u32) -> Result<Outcome, CliError> {
         let warm_up = Test { tokens: test.tokens.min(if test.kind == Kind::Prompt { u32::MAX } else { 4 }), ..test };
         self.run(loaded, warm_up)?;
+        let before = loaded.engine.tier_stats();
         let mut seconds = Vec::with_capacity(repetitions as usize);
         for _ in 0..repetitions {
             seconds.push(self.run(loaded, test)?);
@@ -227,7 +287,12 @@ impl Bench {
         let middle_cells = test.depth.saturating_add(test.tokens / 2);
         let bytes = loaded.engine.decode_row_bytes(middle_cells) as f64;
         let gb_per_second = (test.kind == Kind::Generate).then_some(bytes * median / 1e9);
+        let tiers = before.zip(loaded.engine.tier_stats()).map(|(before, now)| now - before);
+        let measured = loaded.engine.pipeline().experts.as_ref().map(Experts::rates);
+        let bound = tiers.zip(measured).zip(self.roof).filter(|_| test.kind == Kind::Generate && test.depth == 0);
+        let bound = bound.map(|((tiers, measured), roof)| Bound::new(bytes as u64, &tiers, &measured, roof, median));
         Ok(Outcome {
+            bound,
             test: test.name(),
             tokens: test.tokens,
             depth: test.depth,

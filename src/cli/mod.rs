@@ -20,8 +20,10 @@ mod report;
 mod run;
 mod serve;
 mod text;
+mod tiers;
 mod tokenize;
 mod tokens;
+mod trace;
 mod wishes;
 
 use std::process::ExitCode;
@@ -69,6 +71,10 @@ enum Verb {
     Inspect(inspect::InspectArgs),
     /// Measure speed
     Bench(Box<bench::BenchArgs>),
+    /// Answer one prompt, and keep which experts were chosen in a file
+    Trace(Box<trace::TraceArgs>),
+    /// Tell what other numbers of expert slots, or another policy, would have made of a trace
+    Replay(trace::ReplayArgs),
     /// Show the tokens of a text, or the text of tokens
     Tokenize(tokenize::TokenizeArgs),
     /// Write the scores of every token at every position to a file, for comparing engines
@@ -88,6 +94,8 @@ impl Verb {
             Verb::Serve(args) => serve::serve(args),
             Verb::Inspect(args) => inspect::inspect(args),
             Verb::Bench(args) => bench::bench(args),
+            Verb::Trace(args) => trace::trace(args),
+            Verb::Replay(args) => trace::replay_trace(args),
             Verb::Tokenize(args) => tokenize::tokenize(args),
             Verb::Logits(args) => logits::logits(args),
             Verb::Completions(args) => completions::completions(args),

@@ -17,6 +17,7 @@ use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
+use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
@@ -47,6 +48,8 @@ pub struct Opening {
     /// Rows of a window whose scores are wanted, at most.
     pub max_outputs: u32,
     pub keeps: Keeps,
+    /// Write down which experts are used.
+    pub record: bool,
     pub stopping: Stopping,
 }
 
@@ -60,6 +63,7 @@ impl Opening {
             decode_rows: 1,
             max_outputs: 1,
             keeps: Keeps::default(),
+            record: false,
             stopping,
         }
     }
@@ -155,6 +159,7 @@ impl OpenModel {
                 decode_rows: opening.decode_rows,
                 max_outputs: opening.max_outputs,
                 cancel: interrupt.flag(),
+                experts: experts(compute, opening.record)?,
                 ..OpenOptions::default()
             },
             cpu,
@@ -178,6 +183,11 @@ impl OpenModel {
         let Launched { engine, plan, .. } = launched;
         Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
+}
+
+/// The user's wishes for experts.
+fn experts(compute: &ComputeArgs, record: bool) -> Result<ExpertOptions, CliError> {
+    Ok(ExpertOptions { record, ..compute.tiers.options()? })
 }
 
 /// What the plan must heed: the verb's own numbers and the user's wishes.

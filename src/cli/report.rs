@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::open::Loaded;
+use super::tiers::TierReport;
 use crate::engine::{GenerationStats, MemoryUse, process_memory};
 use crate::units::HumanBytes;
 
@@ -27,6 +28,9 @@ pub struct Report {
     /// What this machine's memory gives (measured once), in 10^9 bytes a second.
     pub memory_gb_per_second: Option<f64>,
     pub memory: MemoryReport,
+    /// What the tiers of experts did; absent where devices hold all experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tiers: Option<TierReport>,
 }
 
 /// Bytes in use.
@@ -36,6 +40,8 @@ pub struct MemoryReport {
     pub state_bytes: u64,
     pub work_bytes: u64,
     pub scratch_bytes: u64,
+    /// RAM of experts that no device holds, with what computes them.
+    pub experts_bytes: u64,
     /// The process as the system counts it.
     pub resident_bytes: Option<u64>,
     pub peak_bytes: Option<u64>,
@@ -49,6 +55,7 @@ impl MemoryReport {
             state_bytes: planned.state_bytes,
             work_bytes: planned.work_bytes,
             scratch_bytes: planned.scratch_bytes,
+            experts_bytes: planned.experts_bytes,
             resident_bytes: process.map(|p| p.resident_bytes),
             peak_bytes: process.map(|p| p.peak_bytes),
         }
@@ -56,7 +63,8 @@ impl MemoryReport {
 
     /// The system's count, or what was planned where it does not tell.
     fn used_bytes(&self) -> u64 {
-        self.resident_bytes.unwrap_or(self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes)
+        self.resident_bytes
+            .unwrap_or(self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes + self.experts_bytes)
     }
 }
 
@@ -78,6 +86,7 @@ impl Report {
             decode_gb_per_second: stats.decode_bytes_per_second(engine).map(|b| b / 1e9),
             memory_gb_per_second: loaded.memory_gbs,
             memory: MemoryReport::now(engine.memory()),
+            tiers: TierReport::of(stats, engine),
         }
     }
 

@@ -1,6 +1,7 @@
 //! `strata run`: one prompt, one answer.
 
 use std::io::{self, IsTerminal};
+use std::path::Path;
 
 use clap::Args;
 use serde::Serialize;
@@ -14,6 +15,7 @@ use super::output::{Output, note};
 use super::read::read_stdin;
 use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
+use super::trace::keep_trace;
 use crate::engine::{Finish, GenerateOptions, Generation};
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
@@ -72,6 +74,11 @@ struct JsonAnswer<'a> {
 }
 
 pub fn run(args: &RunArgs) -> Result<(), CliError> {
+    answer(args, None)
+}
+
+/// Answers the prompt, and keeps what the router chose in the file `trace`.
+pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let text = read_prompt(args)?;
     let opened = OpenModel::open(&args.model)?;
     let tokenizer = open_tokenizer(&opened.files)?;
@@ -91,13 +98,16 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             opened.model.dims().context,
         )));
     }
-    let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
+    let opening = Opening { record: trace.is_some(), ..Opening::new(context, &args.compute, Stopping::AtOnce) };
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
+    if let Some(path) = trace {
+        keep_trace(&mut loaded, &generation.stats(), path)?;
+    }
     let stopped = finish == Finish::Interrupted;
     if args.json {
         Output::new().json(&JsonAnswer {
@@ -117,6 +127,9 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
             Finish::EndToken(_) | Finish::StopText(_) | Finish::MaxTokens => {}
         }
         note(report.line());
+        if let Some(tiers) = &report.tiers {
+            note(tiers.line());
+        }
     }
     if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
 }

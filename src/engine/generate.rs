@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::{Engine, EngineError, Want};
+use crate::experts::TierStats;
 use crate::model::Dims;
 use crate::sample::{LogitMask, SampleError, Sampled, Sampler, SamplingParams, StopMatcher, TokenLogprob};
 use crate::state::Sequence;
@@ -96,6 +97,8 @@ pub struct GenerationStats {
     /// Tokens that the sequence held at the first and at the last of these.
     pub first_cells: usize,
     pub last_cells: usize,
+    /// What the tiers of experts did for this answer; `None` where devices hold all experts.
+    pub tiers: Option<TierStats>,
 }
 
 fn rate(count: f64, time: Duration) -> Option<f64> {
@@ -288,9 +291,13 @@ impl<'a> Generation<'a> {
             return Ok(self.end(Finish::Interrupted));
         }
         let start = Instant::now();
+        let before = engine.tier_stats();
         let reading = sequence.len() < self.prompt.len();
         let result = if reading { self.read_prompt(engine, sequence) } else { self.produce(engine, sequence) };
         *if reading { &mut self.stats.prompt_time } else { &mut self.stats.decode_time } += start.elapsed();
+        if let Some((before, now)) = before.zip(engine.tier_stats()) {
+            self.stats.tiers = Some(self.stats.tiers.unwrap_or_default() + (now - before));
+        }
         match result {
             Err(GenerateError::Engine(error)) if error.is_interruption() => Ok(self.end(Finish::Interrupted)),
             other => other,

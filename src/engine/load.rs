@@ -1,11 +1,13 @@
 //! From files to the weights arena: large reads by several threads straight to where the bytes stay.
 
-use std::sync::Mutex;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::EngineError;
 use crate::backend::Backend;
+use crate::experts::Experts;
 use crate::gguf::{GgufError, ModelFiles, TensorInfo};
 use crate::model::{ModelError, Tensors};
 use crate::program::{ArenaKind, Slice, Stage, WeightDecl};
@@ -31,23 +33,66 @@ struct Piece<'a> {
 }
 
 /// Bytes that [`load_stage`] reads for a stage, without alignment gaps.
-pub fn load_bytes(stage: &Stage) -> u64 {
-    stage.weights.iter().map(|w| w.matrix_bytes() * u64::from(w.experts)).sum()
+pub fn load_bytes(stage: &Stage, tiered: &Tiered) -> u64 {
+    stage.weights.iter().filter(|w| !tiered.contains(w)).map(|w| w.matrix_bytes() * u64::from(w.slots)).sum()
 }
 
-/// Reads all weights of a stage into its device.
+/// Tensors of experts that the tiers load slot by slot.
+#[derive(Debug, Default)]
+pub struct Tiered(HashSet<String>);
+
+impl Tiered {
+    pub fn of(experts: Option<&Experts>) -> Tiered {
+        let layers = experts.into_iter().flat_map(Experts::layers);
+        Tiered(layers.flat_map(|g| &g.parts).map(|w| w.tensor.clone()).collect())
+    }
+
+    fn contains(&self, weight: &WeightDecl) -> bool {
+        self.0.contains(&weight.tensor)
+    }
+}
+
+/// Bytes that [`load_ram`] reads.
+pub fn ram_bytes(experts: &Experts) -> u64 {
+    experts.ram_pieces().iter().map(|p| p.to.len_bytes).sum()
+}
+
+/// Reads the experts that RAM holds at the start, straight to where they stay.
+///
+/// # Errors
+/// As [`load_stage`].
+pub fn load_ram(
+    files: &ModelFiles,
+    experts: &mut Experts,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let tiered = Tiered::of(Some(experts));
+    let stage = Arc::clone(experts.host_stage());
+    let mut pieces = vec![];
+    let wanted = experts.ram_pieces();
+    for piece in &wanted {
+        let tensor = files.require_tensor(&piece.tensor)?;
+        cut(tensor, piece.from_bytes, piece.to, &mut pieces);
+    }
+    load_stage(files, &stage, &tiered, experts.host_backend_mut(), cancel, &mut |_| ())?;
+    read_pieces(files, &stage, pieces, experts.host_backend_mut(), cancel, progress)
+}
+
+/// Reads all weights of a stage into its device, but for those of `tiered`.
 ///
 /// # Errors
 /// Read errors name file and tensor; setting `cancel` ends in [`EngineError::Interrupted`].
 pub fn load_stage(
     files: &ModelFiles,
     stage: &Stage,
+    tiered: &Tiered,
     backend: &mut dyn Backend,
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(), EngineError> {
     let mut pieces = Vec::new();
-    for weight in &stage.weights {
+    for weight in stage.weights.iter().filter(|w| !tiered.contains(w)) {
         let missing = || ModelError::MissingTensor { tensor: weight.tensor.clone() };
         let tensor = files.tensor(&weight.tensor).ok_or_else(missing)?;
         if tensor.format == weight.format {
@@ -59,6 +104,17 @@ pub fn load_stage(
             convert(files, weight, tensor, backend)?;
         }
     }
+    read_pieces(files, stage, pieces, backend, cancel, progress)
+}
+
+fn read_pieces(
+    files: &ModelFiles,
+    stage: &Stage,
+    mut pieces: Vec<Piece<'_>>,
+    backend: &mut dyn Backend,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
     pieces.sort_by_key(|p| p.to_bytes);
     let whole = Slice { arena: ArenaKind::Weights, offset_bytes: 0, len_bytes: stage.weights_bytes };
     match backend.host_bytes_mut(whole) {
@@ -69,14 +125,16 @@ pub fn load_stage(
 
 fn split<'a>(weight: &WeightDecl, tensor: &'a TensorInfo, pieces: &mut Vec<Piece<'a>>) {
     for expert in 0..weight.experts {
-        let to = weight.slice(expert);
-        let from = u64::from(expert) * weight.matrix_bytes();
-        let mut done = 0;
-        while done < to.len_bytes {
-            let len_bytes = PIECE_BYTES.min(to.len_bytes - done);
-            pieces.push(Piece { tensor, from_bytes: from + done, to_bytes: to.offset_bytes + done, len_bytes });
-            done += len_bytes;
-        }
+        cut(tensor, u64::from(expert) * weight.matrix_bytes(), weight.slice(expert), pieces);
+    }
+}
+
+fn cut<'a>(tensor: &'a TensorInfo, from: u64, to: Slice, pieces: &mut Vec<Piece<'a>>) {
+    let mut done = 0;
+    while done < to.len_bytes {
+        let len_bytes = PIECE_BYTES.min(to.len_bytes - done);
+        pieces.push(Piece { tensor, from_bytes: from + done, to_bytes: to.offset_bytes + done, len_bytes });
+        done += len_bytes;
     }
 }
 

@@ -15,12 +15,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
 
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
-pub use load::{LoadProgress, load_bytes, load_stage};
+pub use load::{LoadProgress, Tiered, load_bytes, load_ram, load_stage, ram_bytes};
 pub use park::Parked;
 pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
 pub use tables::RowTable;
 
+use crate::backend::cpu::{CpuOptions, Mode};
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
+use crate::experts::{ExpertError, ExpertOptions, ExpertPlan, Experts, TierStats};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
 use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
@@ -38,6 +40,8 @@ pub enum EngineError {
     Schedule(#[from] ScheduleError),
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    #[error(transparent)]
+    Experts(#[from] ExpertError),
     #[error("all {slots} sequence slots are in use")]
     NoSlot { slots: u32 },
     #[error(
@@ -54,11 +58,19 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether only the request has failed: an expert could not be read, and devices and tiers are as they were.
+    pub fn spares_the_engine(&self) -> bool {
+        let (EngineError::Experts(error) | EngineError::Schedule(ScheduleError::Experts(error))) = self else { return false };
+        matches!(error, ExpertError::Read { .. } | ExpertError::Deadline { .. })
+    }
+
     /// Whether somebody asked for this end.
     pub fn is_interruption(&self) -> bool {
         let backend = match self {
             EngineError::Interrupted | EngineError::Schedule(ScheduleError::Interrupted) => return true,
-            EngineError::Backend(error) | EngineError::Schedule(ScheduleError::Backend(error)) => error,
+            EngineError::Backend(error)
+            | EngineError::Experts(ExpertError::Backend(error))
+            | EngineError::Schedule(ScheduleError::Backend(error) | ScheduleError::Experts(ExpertError::Backend(error))) => error,
             _ => return false,
         };
         matches!(backend, BackendError::Interrupted { .. })
@@ -80,6 +92,12 @@ pub struct OpenOptions {
     pub kv: KvFormat,
     /// Newest tokens that can be taken back without recomputing, for models with recurrent state.
     pub undo_tokens: u32,
+    /// Slots for the experts of each layer of the model, found by a table. `None`, or a layer with `u32::MAX`: the device holds
+    /// all of them.
+    pub expert_slots: Option<Vec<u32>>,
+    pub experts: ExpertOptions,
+    /// How the processor computes experts that no device holds.
+    pub host: CpuOptions,
     /// Set by others to stop loading and computing.
     pub cancel: Arc<AtomicBool>,
 }
@@ -94,6 +112,9 @@ impl Default for OpenOptions {
             max_outputs: 8,
             kv: KvFormat::F16,
             undo_tokens: 0,
+            expert_slots: None,
+            experts: ExpertOptions::default(),
+            host: CpuOptions::new(Mode::Fast),
             cancel: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -109,6 +130,8 @@ impl OpenOptions {
         if self.prompt_rows > decode_rows {
             programs.push(("prompt".to_string(), shape(self.prompt_rows)));
         }
+        let of_layers = |slots: &Vec<u32>| layers.clone().map(|l| slots.get(l as usize).copied().unwrap_or(u32::MAX)).collect();
+        let expert_slots = self.expert_slots.as_ref().map(of_layers);
         StageOptions {
             layers,
             slots: self.slots,
@@ -116,7 +139,7 @@ impl OpenOptions {
             kv: self.kv,
             versions: self.undo_tokens.saturating_add(1),
             programs,
-            expert_slots: None,
+            expert_slots,
         }
     }
 }
@@ -147,6 +170,8 @@ pub struct MemoryUse {
     pub state_bytes: u64,
     pub work_bytes: u64,
     pub scratch_bytes: u64,
+    /// RAM of experts that no device holds, with what computes them.
+    pub experts_bytes: u64,
 }
 
 /// A model on its devices.
@@ -186,6 +211,17 @@ fn check_layers(ranges: &[std::ops::Range<u32>], layers: u32) -> Result<(), Engi
     }
     let split: Vec<String> = ranges.iter().map(|r| format!("{}-{}", r.start, r.end.wrapping_sub(1))).collect();
     Err(EngineError::Split { split: split.join(","), layers })
+}
+
+/// A device with its stage, whose arenas are open.
+type Opened = (Box<dyn Backend>, Arc<Stage>);
+
+/// Takes the memory of the tiers behind partly held experts, if there are any.
+fn open_experts(files: &Arc<ModelFiles>, opened: &[Opened], options: &OpenOptions) -> Result<Option<Experts>, EngineError> {
+    let stages: Vec<Arc<Stage>> = opened.iter().map(|(_, stage)| Arc::clone(stage)).collect();
+    let Some(plan) = ExpertPlan::of(&stages, &options.experts)? else { return Ok(None) };
+    let devices: Vec<&dyn Backend> = opened.iter().map(|(backend, _)| backend.as_ref()).collect();
+    Ok(Some(plan.open(files, &devices, &options.host, options.experts.clone())?))
 }
 
 /// What the host gathers for the windows of a feed.
@@ -284,16 +320,34 @@ impl Engine {
             backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
             opened.push((backend, stage));
         }
-        let total_bytes = opened.iter().map(|(_, stage)| load_bytes(stage)).sum();
+        let mut experts = open_experts(&files, &opened, &options)?;
+        let tiered = Tiered::of(experts.as_ref());
+        let of_stages: u64 = opened.iter().map(|(_, stage)| load_bytes(stage, &tiered)).sum();
+        let total_bytes = of_stages + experts.as_ref().map_or(0, ram_bytes);
         let mut before_bytes = 0;
         for (backend, stage) in &mut opened {
             let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
-            load_stage(&files, stage, backend.as_mut(), &options.cancel, &mut advance)?;
-            before_bytes += load_bytes(stage);
+            load_stage(&files, stage, &tiered, backend.as_mut(), &options.cancel, &mut advance)?;
+            before_bytes += load_bytes(stage, &tiered);
+        }
+        if let Some(experts) = &mut experts {
+            let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+            load_ram(&files, experts, &options.cancel, &mut advance)?;
+            for (i, (backend, _)) in opened.iter_mut().enumerate() {
+                experts.fill_card(i, backend.as_mut())?;
+            }
         }
         let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
-        let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage)).collect::<Result<_, _>>()?;
-        let mut pipeline = Pipeline::new(runners)?;
+        let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage));
+        let mut runners = runners.collect::<Result<Vec<_>, _>>()?;
+        if let Some(experts) = &mut experts {
+            let mut devices: Vec<&mut dyn Backend> = vec![];
+            for runner in &mut runners {
+                devices.push(runner.backend.as_mut());
+            }
+            experts.measure(&mut devices)?;
+        }
+        let mut pipeline = Pipeline::new(runners, experts)?;
         pipeline.freeze();
         let table = |tensor: &str| RowTable::new(Arc::clone(&files), tensor);
         let ngram = match model.config.ngram() {
@@ -344,7 +398,8 @@ impl Engine {
     }
 
     pub fn memory(&self) -> MemoryUse {
-        let mut sum = MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0 };
+        let mut sum = MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0, experts_bytes: 0 };
+        sum.experts_bytes = self.pipeline.experts.as_ref().map_or(0, Experts::host_bytes);
         for s in &self.pipeline.stages {
             let MemoryReport { scratch_bytes, .. } = s.backend.memory();
             sum.weights_bytes += s.stage.weights_bytes;
@@ -358,6 +413,11 @@ impl Engine {
     /// Allocations of the devices after everything was loaded: 0, or there is a defect.
     pub fn late_allocations(&self) -> u64 {
         self.pipeline.stages.iter().map(|s| s.backend.memory().late_allocations).sum()
+    }
+
+    /// What the tiers did so far; `None` where devices hold all experts.
+    pub fn tier_stats(&self) -> Option<TierStats> {
+        self.pipeline.experts.as_ref().map(Experts::stats)
     }
 
     /// Keeps something (the locks of the cards) until the engine has given its memory back.

@@ -211,6 +211,15 @@ impl ModelFiles {
         }
     }
 
+    /// Fills `buffer` with the bytes of a shard from `offset` on, whatever they mean.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if there are fewer, or what the system says.
+    pub fn read_shard(&self, shard: usize, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let source = self.sources.get(shard).ok_or(io::ErrorKind::NotFound)?;
+        source.read_exact_at(offset, buffer)
+    }
+
     /// Checks that a range lies inside the tensor, and the tensor inside its file: a caller may hold a `TensorInfo` of
     /// another model.
     fn check_range(&self, tensor: &TensorInfo, offset: u64, length_bytes: u64) -> Result<&Source, GgufError> {

@@ -7,8 +7,9 @@ use thiserror::Error;
 use super::CAPABILITIES;
 use crate::backend::BackendError;
 use crate::engine::EngineError;
+use crate::experts::ExpertError;
 use crate::model::ModelError;
-use crate::plan::{Arena, BackendKind, Capability, ModelFactsError, Plan, Refusal, RefusalKind, Violation};
+use crate::plan::{Arena, BackendKind, Capability, Consumer, ModelFactsError, Plan, Refusal, RefusalKind, Violation};
 use crate::program::ArenaKind;
 use crate::schedule::ScheduleError;
 
@@ -47,6 +48,8 @@ pub enum LaunchError {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
+    Experts(ExpertError),
+    #[error(transparent)]
     Engine(EngineError),
 }
 
@@ -65,6 +68,9 @@ impl LaunchError {
             | LaunchError::NoSuchCard { .. }
             | LaunchError::CardInUse { .. }
             | LaunchError::Allocation { .. } => true,
+            LaunchError::Experts(error) => {
+                matches!(error, ExpertError::NoRam { .. } | ExpertError::NoSlotForReproducible { .. })
+            }
             LaunchError::Facts { .. }
             | LaunchError::Lock { .. }
             | LaunchError::Unsound { .. }
@@ -89,6 +95,13 @@ impl LaunchError {
                 LaunchError::Allocation { card: device, what, bytes, rows, reason }
             }
             EngineError::Model(source) => LaunchError::Model(source),
+            EngineError::Experts(ExpertError::Backend(BackendError::OutOfMemory { bytes, reason, .. })) => {
+                let of_ram = [Consumer::RamExperts, Consumer::ExpertBuffers];
+                let own = plan.rows.iter().filter(|row| of_ram.contains(&row.consumer));
+                let rows = own.map(|row| format!("{} {} bytes", row.id, row.bytes)).collect();
+                LaunchError::Allocation { card: "RAM".into(), what: "experts", bytes, rows, reason }
+            }
+            EngineError::Experts(source) => LaunchError::Experts(source),
             other => LaunchError::Engine(other),
         }
     }

@@ -6,6 +6,7 @@ mod devices;
 mod error;
 mod lock;
 mod settle;
+mod tiers;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,16 +21,23 @@ use devices::Opener;
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
 use crate::engine::{BuiltStage, Engine, EngineError, LoadProgress, OpenOptions};
+use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained, plan,
-    verify,
+    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained,
+    Violation, plan, verify,
 };
 use crate::program::Stage;
 
 /// What the engine of this version can execute of what the planner can plan.
-pub const CAPABILITIES: [Capability; 3] = [Capability::SeveralStages, Capability::Checkpoints, Capability::QuantisedKv];
+pub const CAPABILITIES: [Capability; 5] = [
+    Capability::SeveralStages,
+    Capability::Checkpoints,
+    Capability::QuantisedKv,
+    Capability::ExpertSlots,
+    Capability::DiskExperts,
+];
 
 /// What shall be opened, and how.
 #[derive(Clone)]
@@ -88,6 +96,7 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
         .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
+    let options = OpenOptions { host: cpu.clone(), ..options };
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
     let Settled { plan, options, built, locks } = settle(&source, &machine, &limits, &options, &opener, lock)?;
@@ -119,7 +128,8 @@ struct Settled {
 const TRIES: usize = 4;
 
 /// Plans, builds the stages, opens the devices without memory, and plans again with the arenas and the scratch that they need.
-/// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room.
+/// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room. Where the
+/// room for experts turns out another, the stages are built anew with as many slots.
 fn settle(
     source: &Source<'_>,
     machine: &Machine,
@@ -135,24 +145,49 @@ fn settle(
         let first = plan(source.facts, &room, limits).map_err(refused)?;
         check_capabilities(&first, machine, source.drivers)?;
         let locks = lock(&first)?;
-        let (options, stages) = build(&first, source, options)?;
-        let built = on_devices(&first, stages, machine, opener)?;
-        let arenas = arenas(&first, &built)?;
-        let fixed = first.fixed(limits, Some(arenas.clone()));
-        match plan(source.facts, machine, &fixed) {
-            Ok(plan) => {
-                let violations = verify(&plan, source.facts, machine, &fixed);
-                let sound = violations.is_empty();
-                return if sound {
-                    Ok(Settled { plan, options, built, locks })
-                } else {
-                    Err(LaunchError::Unsound { violations })
-                };
+        match build_and_plan(source, machine, limits, options, opener, first)? {
+            Ok((plan, options, built)) => return Ok(Settled { plan, options, built, locks }),
+            Err((refusal, first, arenas)) => {
+                if tries == TRIES || !shrink(&mut room, &first, &arenas) {
+                    return Err(refused(refusal));
+                }
             }
-            Err(refusal) if tries == TRIES || !shrink(&mut room, &first, &arenas) => return Err(refused(refusal)),
-            Err(_) => {}
         }
     }
+}
+
+/// A plan with its stages, or why it does not fit with the arenas that its stages have.
+type Rebuilt = Result<(Plan, OpenOptions, Vec<BuiltStage>), (Box<Refusal>, Plan, Vec<StageArenas>)>;
+
+/// Builds the stages of a plan and plans again, until the stages have the slots that the plan gives them.
+fn build_and_plan(
+    source: &Source<'_>,
+    machine: &Machine,
+    limits: &Limits,
+    options: &OpenOptions,
+    opener: &Opener<'_>,
+    first: Plan,
+) -> Result<Rebuilt, LaunchError> {
+    let mut current = first;
+    let held = |plan: &Plan| plan.stages.iter().map(|s| s.held.clone()).collect::<Vec<_>>();
+    let mut built = vec![];
+    for _ in 0..TRIES {
+        let (options, stages) = build(&current, source, options)?;
+        built = on_devices(&current, stages, machine, opener, built)?;
+        let arenas = arenas(&current, source.facts, &built)?;
+        let fixed = current.fixed(limits, Some(arenas.clone()));
+        let next = match plan(source.facts, machine, &fixed) {
+            Ok(next) => next,
+            Err(refusal) => return Ok(Err((refusal, current, arenas))),
+        };
+        if held(&next) == held(&current) {
+            let violations = verify(&next, source.facts, machine, &fixed);
+            return if violations.is_empty() { Ok(Ok((next, options, built))) } else { Err(LaunchError::Unsound { violations }) };
+        }
+        current = next;
+    }
+    let what = "the number of expert slots does not settle".into();
+    Err(LaunchError::Unsound { violations: vec![Violation { rule: "launch", what }] })
 }
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
@@ -205,7 +240,18 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
     let kv = plan.settings.kv.format();
     let decode_rows = options.decode_rows.max(decode_rows);
-    let options = OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, ..options.clone() };
+    let expert_slots = tiers::card_slots(plan, source.facts, options.experts.record);
+    let experts = ExpertOptions { ram_slots: Some(tiers::ram_slots(plan, source.facts)), ..options.experts.clone() };
+    let options = OpenOptions {
+        context: context_tokens,
+        prompt_rows: chunk,
+        decode_rows,
+        slots,
+        kv,
+        expert_slots,
+        experts,
+        ..options.clone()
+    };
     let tensors = Tensors::new(source.files);
     // Cells come in whole blocks of the indexer; the context is what was asked for.
     let cells = u32::try_from(cells).unwrap_or(context_tokens);
@@ -217,27 +263,33 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     Ok((options, stages))
 }
 
-/// The stages on their devices, which have no memory yet.
+/// The stages on their devices, which have no memory yet. Devices that are open already are taken over.
 fn on_devices(
     plan: &Plan,
     stages: Vec<Arc<Stage>>,
     machine: &Machine,
     opener: &Opener<'_>,
+    open: Vec<BuiltStage>,
 ) -> Result<Vec<BuiltStage>, LaunchError> {
+    let mut open = open.into_iter().map(|built| built.backend);
     let built = plan.stages.iter().zip(stages).map(|(planned, stage)| {
-        let backend = opener.open(&machine.cards[planned.card.0])?;
+        let backend = open.next().map_or_else(|| opener.open(&machine.cards[planned.card.0]), Ok)?;
         Ok(BuiltStage { layers: planned.layers.start..planned.layers.end, stage, backend })
     });
     built.collect()
 }
 
-fn arenas(plan: &Plan, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
+/// The arenas of built stages. Slots of partly held experts lie among the weights, and are planned apart.
+fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
     let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
         let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
         let failed = |e| LaunchError::Engine(EngineError::Backend(e));
         let scratch_bytes = backend.scratch_bytes(stage).map_err(failed)?;
         let host_scratch_bytes = backend.host_scratch_bytes(stage).map_err(failed)?;
+        let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
+        let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
         let experts_inside = planned.all_held;
+        let weights_bytes = if experts_inside { weights_bytes } else { weights_bytes.saturating_sub(slots) };
         Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, host_scratch_bytes, experts_inside })
     });
     arenas.collect()

@@ -114,7 +114,8 @@ pub struct StageOptions {
     pub versions: u32,
     /// Shape classes, each with a name: `decode`, `prompt`.
     pub programs: Vec<(String, ShapeClass)>,
-    /// Slots for the experts of each of the layers; `None`, or a layer without an entry, holds all of them.
+    /// Slots for the experts of each of the layers, found by a table. `None`, or a layer with `u32::MAX` or without an entry,
+    /// holds all of them in order.
     pub expert_slots: Option<Vec<u32>>,
 }
 
@@ -122,7 +123,7 @@ impl StageOptions {
     /// Slots for the experts of layer `i`, where they are found by a table.
     pub fn slots_of_layer(&self, i: u32) -> Option<u32> {
         let slots = self.expert_slots.as_ref()?;
-        slots.get(i.checked_sub(self.layers.start)? as usize).copied()
+        slots.get(i.checked_sub(self.layers.start)? as usize).copied().filter(|slots| *slots != u32::MAX)
     }
 }
 

@@ -91,11 +91,12 @@ consumers! {
     RecurrentState   "recurrent-state"   State   Always "delta state";
     ConvHistory      "conv-history"      State   Always "convolution history";
     HandOff          "hand-off"          Work    Always "hand-off buffers";
-    StagingRing      "staging-ring"      Work    Always "ring for experts from RAM";
+    SlotTables       "slot-tables"       State   Always "tables of expert slots";
     PromptWork       "prompt-work"       Work    Prompt "prompt buffers";
     SelectionScores  "selection-scores"  Work    Prompt "block scores of a prompt chunk";
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
     VisionWork       "vision-work"       Work    Prompt "vision buffers";
+    ExpertResults    "expert-results"    Work    Prompt "results of experts before they are added";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
     KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
     ExpertSlots      "expert-slots"      Experts Always "expert slots";
@@ -113,6 +114,7 @@ consumers! {
     HostStaging      "host-staging"      Host    Always "pinned ring for experts and rows";
     LoadStaging      "load-staging"      Host    Load   "pinned buffers for loading";
     KvSpill          "kv-spill"          Host    Always "keys and values that are not resident";
+    ExpertBuffers    "expert-buffers"    Host    Always "buffers of experts that the processor computes";
     RamExperts       "ram-experts"       Host    Always "experts in RAM";
     CardsInRam       "cards-in-ram"      Host    Always "cards whose memory is RAM";
     CommitOfHost     "commit-of-host"    Host    Always "charge of RAM and pinned rows";

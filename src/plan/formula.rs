@@ -39,7 +39,10 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
             let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
             format!("2 buffers x {rows} rows x {} floats x 4 B", ctx.model.stream_floats())
         }
-        Consumer::StagingRing => format!("{} experts of the largest slab", stage::ring_slabs(layers)),
+        Consumer::SlotTables => format!("a number for each expert of layers {range}: the slot that holds it"),
+        Consumer::ExpertResults => {
+            format!("{} rows x experts of a token x {} floats x 4 B", ctx.chunk_rows(chunk), ctx.model.width)
+        }
         Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
         Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
         Consumer::KernelScratch if ctx.limits.stage_arenas.is_some() => "as the programs were lowered for this card".into(),
@@ -174,9 +177,13 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
             format!("{} boundary(ies) x 2 buffers x {rows} rows x {} floats x 4 B", sums.stages - 1, ctx.model.stream_floats())
         }
         Consumer::HostStaging => {
-            let ring = if sums.all_held { "no ring: stages hold all experts" } else { "a ring of experts" };
-            format!("2 x {rows} rows gathered from the tables, and {ring}")
+            format!("2 x {rows} rows gathered from the tables")
         }
+        Consumer::ExpertBuffers => format!(
+            "inputs, hidden values and results of up to {} of {rows} rows at a time, a spare expert, {} reads of the disk",
+            crate::experts::MOST_ROWS,
+            crate::experts::DiskOptions::default().in_flight
+        ),
         Consumer::LoadStaging => "two reads of 64 MiB in flight; given back after loading".into(),
         Consumer::KvSpill => {
             format!(

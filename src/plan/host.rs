@@ -6,7 +6,7 @@ use super::consumer::Consumer;
 use super::context::{Context, kv_cell_bytes};
 use super::limits::RamExperts;
 use super::machine::BackendKind;
-use super::model::{LayerFacts, Mixer};
+use super::model::{ExpertFacts, LayerFacts, Mixer};
 use super::rules;
 use super::stage::{PinnedShare, delta_bytes};
 
@@ -198,13 +198,29 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     add(Consumer::Parked, ctx.limits.cache_ram);
     add(Consumer::HostHandOff, sums.stages.saturating_sub(1) * 2 * streams);
     let gathered = u64::from(ctx.model.width) + ctx.model.ngram.map_or(0, |n| u64::from(n.floats_per_token));
-    let slab = ctx.by_slab.last().and_then(|&l| ctx.model.layers[l].experts.as_ref()).map_or(0, |e| e.slab_bytes);
-    let ring = if sums.all_held { 0 } else { super::stage::ring_slabs(&ctx.model.layers) * slab };
-    add(Consumer::HostStaging, 2 * rows * gathered * 4 + ring);
+    add(Consumer::HostStaging, 2 * rows * gathered * 4);
+    add(Consumer::ExpertBuffers, if sums.all_held { 0 } else { expert_buffers(ctx, rows) });
     add(Consumer::LoadStaging, if sums.device_bytes > 0 { rules::LOAD_STAGING_BYTES } else { 0 });
     add(Consumer::KvSpill, kv_spill_bytes(ctx));
     add(Consumer::CardsInRam, sums.shared_bytes);
     by
+}
+
+/// What the processor needs to compute experts of windows of up to `rows` rows: its own buffers for a piece of them, inputs and
+/// results of all, a spare expert for exchanges, and buffers for reads in flight.
+fn expert_buffers(ctx: &Context<'_>, rows: u64) -> u64 {
+    let rows = rows.max(ctx.limits.decode_rows().into());
+    let piece = rows.min(crate::experts::MOST_ROWS.into());
+    let width = u64::from(ctx.model.width);
+    let experts = || ctx.model.layers.iter().filter_map(|l| l.experts.as_ref());
+    let floats = |e: &ExpertFacts| {
+        // An expert has three matrices of width x hidden.
+        let (used, hidden) = (u64::from(e.used), e.params / (3 * width).max(1));
+        piece * (width + used * (1 + hidden + width)) + rows * (width + used * (3 + width))
+    };
+    let slab = experts().map(|e| e.slab_bytes).max().unwrap_or(0);
+    let in_flight = crate::experts::DiskOptions::default().in_flight as u64;
+    4 * experts().map(floats).max().unwrap_or(0) + slab + in_flight * (slab + 3 * rules::SECTOR_BYTES)
 }
 
 /// Rows that are pinned whatever the experts do.

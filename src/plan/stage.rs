@@ -105,13 +105,15 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
         take_all(ctx, range, &mut held);
         all_held = true;
     } else if !all_held && !inside {
-        let ring = ring_bytes(ctx, range);
         let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
         all_held = size_slots(ctx, range, left, &mut held);
         if !all_held {
-            bytes.add(Consumer::StagingRing, ring, largest_slab(ctx, range));
-            short_bytes = (fixed + ring).saturating_sub(room);
-            all_held = size_slots(ctx, range, left.saturating_sub(ring), &mut held);
+            if built.is_none() {
+                add_partial(ctx, range, chunk, &mut bytes);
+            }
+            short_bytes = bytes.packed().saturating_sub(room);
+            let beside = bytes.packed() - fixed;
+            all_held = size_slots(ctx, range, left.saturating_sub(beside), &mut held);
         }
     } else if !all_held {
         take_all(ctx, range, &mut held);
@@ -168,14 +170,13 @@ fn largest_slab(ctx: &Context<'_>, range: LayerRange) -> u64 {
     ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(0)
 }
 
-/// Experts that a ring holds: no more than a layer has.
-pub fn ring_slabs(layers: &[LayerFacts]) -> u64 {
-    let most = layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).max().unwrap_or(0);
-    most.min(rules::RING_SLABS)
-}
-
-fn ring_bytes(ctx: &Context<'_>, range: LayerRange) -> u64 {
-    largest_slab(ctx, range) * ring_slabs(&ctx.model.layers[range.indices()])
+/// What a stage has beside its slots where it holds only some of its experts: a table a layer, and a result a choice.
+fn add_partial(ctx: &Context<'_>, range: LayerRange, chunk: u32, bytes: &mut StageBytes) {
+    let experts = || ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref());
+    bytes.add(Consumer::SlotTables, experts().map(|e| align_up(u64::from(e.count) * 4, ARENA_ALIGN_BYTES)).sum(), 0);
+    let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+    let widest = experts().map(|e| u64::from(e.used) * u64::from(ctx.model.width) * 4).max().unwrap_or(0);
+    bytes.add(Consumer::ExpertResults, rows * widest, rows * widest);
 }
 
 /// The part of the user's wish that falls to a range: parts of all ranges add up to the wish.

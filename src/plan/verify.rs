@@ -251,6 +251,9 @@ impl<'a> Check<'a> {
             }
         }
         self.require("experts", stage.all_held == all, || "the mark for all experts is wrong".into());
+        if !all {
+            self.partly_held(stage);
+        }
         let inside = self.built() && stage.all_held;
         if inside {
             return;
@@ -345,6 +348,21 @@ impl<'a> Check<'a> {
             self.equal("pools", &format!("shortage of {}", sheet.name), sheet.short, 0);
             let fits = sheet.used.saturating_add(sheet.floor) <= sheet.capacity;
             self.require("pools", fits, || format!("{} is over its capacity", sheet.name));
+        }
+    }
+
+    /// Where experts are missing there is a table to find the others, room for each choice's result, and the same on the host.
+    fn partly_held(&mut self, stage: &PlannedStage) {
+        let experts = || self.layers(stage).iter().filter_map(|l| l.experts.as_ref());
+        let tables: u64 = experts().map(|e| up(4 * u64::from(e.count))).sum();
+        let used = experts().map(|e| u64::from(e.used)).max().unwrap_or(0);
+        let results = u64::from(self.plan.settings.chunk) * used * u64::from(self.model.width) * 4;
+        let found = self.host_bytes(Pool::Ram, Consumer::ExpertBuffers);
+        self.require("experts", found >= results, || format!("{found} bytes of the host cannot hold {results} of results"));
+        if !self.built() {
+            self.equal("experts", "tables of slots", self.bytes(stage, Consumer::SlotTables), tables);
+            let found = self.bytes(stage, Consumer::ExpertResults);
+            self.require("experts", found >= results, || format!("{found} bytes cannot hold {results} of experts' results"));
         }
     }
 

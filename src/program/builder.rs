@@ -166,6 +166,11 @@ impl ProgramBuilder {
         self.declare(name, Rows::Batch, width, Element::F32, Some(kind), None)
     }
 
+    /// Ids that the host writes.
+    pub fn id_input(&mut self, name: impl Into<String>, width: u32, kind: InputKind) -> View {
+        self.declare(name, Rows::Batch, width, Element::U32, Some(kind), None)
+    }
+
     pub fn output(&mut self, name: impl Into<String>, rows: Rows, width: u32, kind: OutputKind) -> View {
         self.declare(name, rows, width, Element::F32, None, Some(kind))
     }

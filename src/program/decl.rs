@@ -79,10 +79,10 @@ impl WeightDecl {
         }
     }
 
-    /// End of the last slot's matrix; the beginning where there is no slot.
+    /// End of the last slot's matrix; 0 where there is no slot.
     pub fn end_bytes(&self) -> u64 {
         let last = self.slots.checked_sub(1).map(|slot| self.slice(slot));
-        last.map_or(self.offset_bytes, |slice| slice.offset_bytes.saturating_add(slice.len_bytes))
+        last.map_or(0, |slice| slice.offset_bytes.saturating_add(slice.len_bytes))
     }
 
     /// Whether every expert has its own slot.

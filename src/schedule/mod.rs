@@ -1,10 +1,12 @@
 //! Runs windows of rows through the stages of a model, one after the other, and hands the residual on.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use thiserror::Error;
 
-use crate::backend::{Backend, BackendError, PreparedId};
+use crate::backend::{Backend, BackendError, PreparedId, Ticket};
+use crate::experts::{ExpertError, Experts};
 use crate::gguf::GgufError;
 use crate::program::{BufferId, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage};
 
@@ -16,6 +18,10 @@ pub enum ScheduleError {
     NoProgram { rows: usize, outputs: usize },
     #[error(transparent)]
     Input(#[from] GgufError),
+    #[error(transparent)]
+    Experts(#[from] ExpertError),
+    #[error("a program has host steps, and no tiers were opened for them")]
+    NoTiers,
     #[error("interrupted")]
     Interrupted,
     #[error("{found} stages were given; 1 to {MAX_STAGES} are possible")]
@@ -53,7 +59,15 @@ impl Ports {
 pub struct StageRunner {
     pub backend: Box<dyn Backend>,
     pub stage: Arc<Stage>,
-    prepared: Vec<(PreparedId, Ports)>,
+    prepared: Vec<Prepared>,
+}
+
+/// A program of a stage, ready to run.
+#[derive(Debug, Clone, Copy)]
+struct Prepared {
+    id: PreparedId,
+    ports: Ports,
+    segments: usize,
 }
 
 impl StageRunner {
@@ -62,7 +76,10 @@ impl StageRunner {
     /// # Errors
     /// The device cannot run an op, or has no room for its scratch.
     pub fn new(mut backend: Box<dyn Backend>, stage: Arc<Stage>) -> Result<StageRunner, BackendError> {
-        let prepare = |i| Ok((backend.prepare(&stage, i)?, Ports::of(&stage.programs[i])));
+        let prepare = |i: usize| {
+            let program = &stage.programs[i];
+            Ok(Prepared { id: backend.prepare(&stage, i)?, ports: Ports::of(program), segments: program.segments().len() })
+        };
         let prepared = (0..stage.programs.len()).map(prepare).collect::<Result<_, BackendError>>()?;
         Ok(StageRunner { backend, stage, prepared })
     }
@@ -73,8 +90,8 @@ impl StageRunner {
 
     /// Floats of the largest buffer of one kind over all programs.
     fn most_floats(&self, port: impl Fn(&Ports) -> Option<BufferId>) -> usize {
-        let sizes = self.stage.programs.iter().zip(&self.prepared).filter_map(|(program, (_, ports))| {
-            let buffer = port(ports)?;
+        let sizes = self.stage.programs.iter().zip(&self.prepared).filter_map(|(program, prepared)| {
+            let buffer = port(&prepared.ports)?;
             let rows = match program.buffer(buffer).rows {
                 Rows::Batch => program.shape.max_rows,
                 Rows::Outputs => program.shape.max_outputs,
@@ -105,11 +122,22 @@ impl StageRunner {
         self.backend.upload(slice, bytemuck::cast_slice(staging))
     }
 
-    fn trace(&mut self, stage: usize, program: usize, params: &RunParams<'_>, watch: &mut Watch<'_>) -> Result<(), BackendError> {
-        let prepared = self.prepared[program].0;
-        let program = &self.stage.programs[program];
+    fn trace(&mut self, at: &Place<'_>, segment: usize, watch: &mut Watch<'_>) -> Result<(), BackendError> {
+        let (stage, program) = (at.stage, &self.stage.programs[at.program]);
         let mut see = |step, buffer, values: &[f32]| watch(&TraceStep { stage, program, step, buffer, values });
-        self.backend.trace(prepared, 0, params, &mut see)
+        self.backend.trace(self.prepared[at.program].id, segment, &at.params, &mut see)
+    }
+
+    /// Starts a segment; with a watch it has ended already.
+    fn start(&mut self, at: &Place<'_>, segment: usize, watch: Option<&mut Watch<'_>>) -> Result<Option<Ticket>, BackendError> {
+        match watch {
+            Some(watch) => self.trace(at, segment, watch).map(|()| None),
+            None => self.backend.run(self.prepared[at.program].id, segment, &at.params).map(Some),
+        }
+    }
+
+    fn wait(&mut self, ticket: Option<Ticket>) -> Result<(), BackendError> {
+        ticket.map_or(Ok(()), |ticket| self.backend.wait(ticket))
     }
 
     /// What the state arena holds of a slot after `tokens` tokens, its recurrent state in `version`.
@@ -129,6 +157,22 @@ pub struct Window<'a> {
     pub rows: &'a [Row],
     /// Rows (indices into `rows`) whose logits are wanted.
     pub outputs: &'a [u32],
+}
+
+/// A window on a stage.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    stage: usize,
+    program: usize,
+    params: RunParams<'a>,
+}
+
+/// How far a stage is with its window.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    segment: usize,
+    ticket: Option<Ticket>,
+    done: bool,
 }
 
 /// What the host gathers for a window: each call fills `rows × width` floats. An error ends the run.
@@ -155,6 +199,8 @@ pub type Watch<'a> = dyn FnMut(&TraceStep<'_>) + 'a;
 /// The stages of a model in order.
 pub struct Pipeline {
     pub stages: Vec<StageRunner>,
+    /// Sees to the experts that the stages hold partly.
+    pub experts: Option<Experts>,
     staging: Vec<f32>,
     /// What each stage left for the next one.
     hand_off: Vec<Vec<f32>>,
@@ -164,13 +210,16 @@ pub struct Pipeline {
 impl Pipeline {
     /// # Errors
     /// No stage, or more than [`MAX_STAGES`].
-    pub fn new(stages: Vec<StageRunner>) -> Result<Pipeline, ScheduleError> {
+    pub fn new(stages: Vec<StageRunner>, experts: Option<Experts>) -> Result<Pipeline, ScheduleError> {
         if stages.is_empty() || stages.len() > MAX_STAGES {
             return Err(ScheduleError::Stages { found: stages.len() });
         }
+        if experts.is_none() && stages.iter().flat_map(|s| &s.prepared).any(|p| p.segments > 1) {
+            return Err(ScheduleError::NoTiers);
+        }
         let hand_off = stages.iter().map(|s| Vec::with_capacity(s.most_floats(|p| p.hand_off_out))).collect();
         let logits = stages.iter().map(|s| s.most_floats(|p| p.logits)).max().unwrap_or(0);
-        Ok(Pipeline { stages, staging: Vec::new(), hand_off, logits: Vec::with_capacity(logits) })
+        Ok(Pipeline { stages, experts, staging: Vec::new(), hand_off, logits: Vec::with_capacity(logits) })
     }
 
     /// From here on nothing allocates.
@@ -205,25 +254,67 @@ impl Pipeline {
         for beat in 0..windows.len() + depth - 1 {
             // The stages that have a window in this beat, the last one first: it must take the hand-off before it changes.
             let busy = || (0..depth).rev().filter_map(|s| Some((s, beat.checked_sub(s)?))).filter(|(_, w)| *w < windows.len());
-            let mut tickets = [const { None }; MAX_STAGES];
+            let mut progress = [Progress { segment: 0, ticket: None, done: true }; MAX_STAGES];
             for (stage, w) in busy() {
-                let program = self.choose(&windows[w])?;
-                self.fill_inputs(stage, program, w, &windows[w], inputs)?;
-                let params = RunParams { rows: windows[w].rows, outputs: windows[w].outputs };
-                let runner = &mut self.stages[stage];
-                match watch.as_deref_mut() {
-                    Some(watch) => runner.trace(stage, program, &params, watch)?,
-                    None => tickets[stage] = Some(runner.backend.run(runner.prepared[program].0, 0, &params)?),
+                let at = self.place(stage, &windows[w])?;
+                self.fill_inputs(stage, at.program, w, &windows[w], inputs)?;
+                let ticket = self.stages[stage].start(&at, 0, watch.as_deref_mut())?;
+                progress[stage] = Progress { segment: 0, ticket, done: false };
+            }
+            // Stages take turns: while the host sees to the experts of one, the others run.
+            while progress.iter().any(|p| !p.done) {
+                for (stage, w) in busy() {
+                    if progress[stage].done {
+                        continue;
+                    }
+                    let at = self.place(stage, &windows[w])?;
+                    self.turn(&at, &mut progress[stage], watch.as_deref_mut())?;
                 }
             }
             for (stage, w) in busy() {
-                if let Some(ticket) = tickets[stage].take() {
-                    self.stages[stage].backend.wait(ticket)?;
+                let at = self.place(stage, &windows[w])?;
+                self.read_outputs(stage, at.program, w, &windows[w], see)?;
+                if let Some(experts) = &mut self.experts {
+                    experts.settle(stage, windows[w].rows.len(), self.stages[stage].backend.as_mut())?;
                 }
-                let program = self.choose(&windows[w])?;
-                self.read_outputs(stage, program, w, &windows[w], see)?;
             }
         }
+        Ok(())
+    }
+
+    fn place<'w>(&self, stage: usize, window: &Window<'w>) -> Result<Place<'w>, ScheduleError> {
+        let params = RunParams { rows: window.rows, outputs: window.outputs };
+        Ok(Place { stage, program: self.choose(window)?, params })
+    }
+
+    /// Waits for the stage's segment, takes the host steps after it, and starts the next long one.
+    fn turn(&mut self, at: &Place<'_>, progress: &mut Progress, mut watch: Option<&mut Watch<'_>>) -> Result<(), ScheduleError> {
+        let runner = &mut self.stages[at.stage];
+        runner.wait(progress.ticket.take())?;
+        // Segments in order: up to the choice of experts, the held experts, up to the next choice, ...
+        let held = progress.segment + 1;
+        if held == runner.prepared[at.program].segments {
+            progress.done = true;
+            return Ok(());
+        }
+        let experts = self.experts.as_mut().ok_or(ScheduleError::NoTiers)?;
+        experts.begin(at.stage, held / 2, at.program, at.params.rows, runner.backend.as_mut())?;
+        let start = Instant::now();
+        let ticket = runner.start(at, held, watch.as_deref_mut())?;
+        let started = start.elapsed();
+        let outcome = experts.work();
+        // Whatever the host's part has come to, the device must be done before anything else happens to it.
+        let start = Instant::now();
+        runner.wait(ticket)?;
+        experts.waited_for_card(started + start.elapsed());
+        outcome?;
+        while experts.pass(runner.backend.as_mut())? {
+            let ticket = runner.start(at, held, watch.as_deref_mut())?;
+            runner.wait(ticket)?;
+        }
+        experts.join(runner.backend.as_mut())?;
+        progress.segment = held + 1;
+        progress.ticket = runner.start(at, progress.segment, watch)?;
         Ok(())
     }
 
@@ -237,7 +328,7 @@ impl Pipeline {
     ) -> Result<(), ScheduleError> {
         let Pipeline { stages, staging, hand_off, .. } = self;
         let runner = &mut stages[stage];
-        let (_, ports) = runner.prepared[program];
+        let Prepared { ports, .. } = runner.prepared[program];
         let rows = window.rows.len();
         let mut outcome = Ok(());
         if let Some(buffer) = ports.embedding {
@@ -264,7 +355,7 @@ impl Pipeline {
         see: &mut dyn FnMut(usize, &mut [f32]),
     ) -> Result<(), ScheduleError> {
         let runner = &mut self.stages[stage];
-        let (_, ports) = runner.prepared[program];
+        let Prepared { ports, .. } = runner.prepared[program];
         if let Some(buffer) = ports.hand_off_out {
             let slice = runner.slice(program, buffer, window.rows.len());
             let to = &mut self.hand_off[stage];

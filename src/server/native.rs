@@ -16,6 +16,7 @@ use super::fields::{Fields, whole, wrong};
 use super::ids;
 use crate::engine::service::{RecentRequest, SlotState, SlotStatus, State, Status};
 use crate::engine::{available_memory_bytes, process_memory};
+use crate::experts::TierStats;
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -73,7 +74,20 @@ fn recent_json(app: &App, recent: &RecentRequest) -> Json {
         "prompt_seconds": recent.stats.prompt_time.as_secs_f64(),
         "decode_seconds": recent.stats.decode_time.as_secs_f64(),
         "tokens_per_second": recent.stats.decode_rate(),
+        "experts": recent.stats.tiers.as_ref().map(tiers_json),
         "text": recent.label.as_ref().filter(|_| app.options.show_texts),
+    })
+}
+
+/// What the tiers of experts did for a request.
+fn tiers_json(tiers: &TierStats) -> Json {
+    json!({
+        "card_calls": tiers.card_calls, "ram_calls": tiers.ram_calls, "disk_calls": tiers.disk_calls,
+        "card_hit_rate": tiers.card_hit_rate(), "card_bytes": tiers.card_bytes, "processor_bytes": tiers.processor_bytes,
+        "bus_bytes": tiers.bus_bytes, "disk_bytes": tiers.disk_bytes, "swaps": tiers.swaps, "swap_bytes": tiers.swap_bytes,
+        "card_seconds": tiers.card_time.as_secs_f64(), "processor_seconds": tiers.processor_time.as_secs_f64(),
+        "bus_seconds": tiers.bus_time.as_secs_f64(), "disk_seconds": tiers.disk_time.as_secs_f64(),
+        "swap_seconds": tiers.swap_time.as_secs_f64(), "slowest": tiers.slowest().map(|(name, _)| name),
     })
 }
 
@@ -98,6 +112,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                 "state_bytes": engine.memory.state_bytes,
                 "work_bytes": engine.memory.work_bytes,
                 "scratch_bytes": engine.memory.scratch_bytes,
+                "experts_bytes": engine.memory.experts_bytes,
             },
         })
     });

@@ -43,7 +43,7 @@ pub enum Out {
         index: usize,
     },
     /// The last of a turn that went well.
-    Finished(Finished),
+    Finished(Box<Finished>),
     /// The last of a turn that did not.
     Failed(ApiError),
 }
@@ -141,7 +141,7 @@ impl Turn {
                 self.ready.push_back(Out::Token(chosen));
                 self.parts(parts);
             }
-            Event::Done(outcome) => self.finish(outcome),
+            Event::Done(outcome) => self.finish(*outcome),
             Event::Failed(error) => {
                 self.over = true;
                 self.ready.push_back(Out::Failed(error.into()));
@@ -191,7 +191,7 @@ impl Turn {
             reasoning: outcome.reasoning_tokens,
         };
         self.over = true;
-        self.ready.push_back(Out::Finished(Finished { reason, usage, stats }));
+        self.ready.push_back(Out::Finished(Box::new(Finished { reason, usage, stats })));
     }
 }
 
@@ -237,7 +237,7 @@ impl Whole {
                         call.arguments.push_str(&json);
                     }
                 }
-                Out::Finished(finished) => whole.finished = Some(finished),
+                Out::Finished(finished) => whole.finished = Some(*finished),
                 Out::Failed(error) => return Err(error),
             }
         }

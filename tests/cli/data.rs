@@ -74,7 +74,7 @@ fn bench_measures() {
 #[test]
 fn help_version_and_completions() {
     let help = strata(&["--help"]).ok().out;
-    for verb in ["run", "chat", "inspect", "bench", "tokenize", "logits", "completions"] {
+    for verb in ["run", "chat", "inspect", "bench", "trace", "replay", "tokenize", "logits", "completions"] {
         assert!(help.contains(verb), "{help}");
         assert!(strata(&[verb, "--help"]).ok().out.contains("Usage"), "{verb}");
     }

@@ -3,6 +3,7 @@
 mod chat;
 mod data;
 mod errors;
+mod experts;
 mod logits;
 mod models;
 mod rig;

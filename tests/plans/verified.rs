@@ -27,6 +27,9 @@ const BROKEN: &[Broken] = &[
     Broken { rule: "state", what: "no delta state", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::RecurrentState) },
     Broken { rule: "state", what: "no prompt buffers", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::PromptWork) },
     Broken { rule: "state", what: "no hand-off", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::HandOff) },
+    Broken { rule: "experts", what: "no table of slots", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::SlotTables) },
+    Broken { rule: "experts", what: "no results", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::ExpertResults) },
+    Broken { rule: "experts", what: "no processor", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::ExpertBuffers) },
     Broken { rule: "experts", what: "more experts than there are", breaks: |p| p.stages[0].held[0] = 10_000 },
     Broken {
         rule: "experts",

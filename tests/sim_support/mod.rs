@@ -4,7 +4,6 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int, c_long};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::{Rc, Weak};
@@ -24,10 +23,6 @@ fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sim");
-        std::fs::create_dir_all(&folder).unwrap();
-        // Test binaries may run side by side.
-        let lock = File::create(folder.join("lock")).unwrap();
-        lock.lock().unwrap();
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/sim/build");
         let built = Command::new(script).arg(&folder).output().expect("tests/sim/build runs");
         let told = String::from_utf8_lossy(&built.stderr);

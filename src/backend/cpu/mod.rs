@@ -7,6 +7,7 @@
 //! a barrier after each. Nothing allocates during a run. Where to start: [`CpuBackend`], then `exec`, then `ops`.
 
 mod affinity;
+mod barrier;
 mod exec;
 pub mod kernels;
 mod layout;
@@ -14,6 +15,7 @@ mod memory;
 mod ops;
 mod pool;
 mod prepare;
+mod sync;
 mod vector;
 mod view;
 
@@ -379,6 +381,14 @@ impl Backend for CpuBackend {
         let own: usize = self.prepared.iter().map(Prepared::own_bytes).sum();
         let scratch_bytes = (self.scratch.len() + own) as u64;
         MemoryReport { arenas_bytes, scratch_bytes, late_allocations: self.late_allocations }
+    }
+
+    /// Results do not depend on the number of threads.
+    fn arithmetic(&self) -> String {
+        match self.style() {
+            None => format!("{ID} scalar"),
+            Some(Style { level, rounding }) => format!("{ID} {} {}", level.simd(), rounding.name()),
+        }
     }
 }
 

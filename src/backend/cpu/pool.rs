@@ -6,99 +6,13 @@
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::affinity;
+use super::barrier::Barrier;
+pub use super::barrier::Poisoned;
 use super::view::Member;
-
-/// A member of the team has panicked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Poisoned;
-
-/// Rounds of spinning before a thread parks: some tens of microseconds, longer than a step takes to even out.
-const SPIN_ROUNDS: u32 = 2_000;
-
-/// Where threads meet, again and again.
-#[derive(Debug)]
-pub struct Barrier {
-    members: usize,
-    arrived: AtomicUsize,
-    generation: AtomicU32,
-    poisoned: AtomicBool,
-    /// Threads that are parked or about to park.
-    sleepers: AtomicUsize,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-impl Barrier {
-    pub fn new(members: usize) -> Barrier {
-        Barrier {
-            members,
-            arrived: AtomicUsize::new(0),
-            generation: AtomicU32::new(0),
-            poisoned: AtomicBool::new(false),
-            sleepers: AtomicUsize::new(0),
-            lock: Mutex::new(()),
-            wake: Condvar::new(),
-        }
-    }
-
-    /// Waits until all members are here. The last to arrive calls `last` while the others still wait.
-    pub fn wait(&self, last: impl FnOnce()) -> Result<(), Poisoned> {
-        // No member can finish this generation before all have read it, so it cannot change in between.
-        let generation = self.generation.load(Ordering::Acquire);
-        if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.members {
-            last();
-            self.arrived.store(0, Ordering::Relaxed);
-            // SeqCst: either the sleeper sees the new generation, or this thread sees the sleeper.
-            self.generation.store(generation.wrapping_add(1), Ordering::SeqCst);
-            self.wake_sleepers();
-        } else {
-            self.wait_for(generation);
-        }
-        if self.poisoned.load(Ordering::Acquire) { Err(Poisoned) } else { Ok(()) }
-    }
-
-    fn over(&self, generation: u32) -> bool {
-        self.generation.load(Ordering::SeqCst) != generation || self.poisoned.load(Ordering::SeqCst)
-    }
-
-    fn wait_for(&self, generation: u32) {
-        for _ in 0..SPIN_ROUNDS {
-            if self.over(generation) {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        let mut guard = self.guard();
-        self.sleepers.fetch_add(1, Ordering::SeqCst);
-        while !self.over(generation) {
-            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-        self.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
-
-    fn wake_sleepers(&self) {
-        if self.sleepers.load(Ordering::SeqCst) > 0 {
-            // Taking the lock waits for a thread between its last look and its sleep.
-            drop(self.guard());
-            self.wake.notify_all();
-        }
-    }
-
-    /// The lock guards no data, so a panic elsewhere does not matter.
-    fn guard(&self) -> MutexGuard<'_, ()> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn poison(&self) {
-        self.poisoned.store(true, Ordering::SeqCst);
-        self.wake_sleepers();
-    }
-}
 
 /// The function a team runs, seen by one member.
 #[derive(Debug, Clone, Copy)]
@@ -167,7 +81,7 @@ impl Pool {
     }
 
     pub fn threads(&self) -> usize {
-        self.shared.barrier.members
+        self.shared.barrier.members()
     }
 
     /// Runs `job` on all members and waits for them. A job must leave as soon as `meet` fails.
@@ -227,6 +141,8 @@ fn work(shared: &Shared, member: Member) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     fn pool(threads: usize) -> Pool {

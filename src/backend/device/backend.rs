@@ -253,7 +253,7 @@ impl Backend for DeviceBackend {
         let arenas = arenas.map_err(|(arena, error)| self.out_of_memory(arena, sizes.get(arena), error))?;
         self.take_scratch(sizes.scratch_bytes)?;
         self.arenas = Some(arenas);
-        Ok(())
+        self.clear(Slice { arena: ArenaKind::State, offset_bytes: 0, len_bytes: sizes.state_bytes })
     }
 
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {

@@ -102,7 +102,7 @@ impl Copies {
         while done < from.len() {
             let slot = self.slot()?;
             let Slot { memory, done: mark } = &mut self.slots[slot];
-            let len = memory.len().min(from.len() - done);
+            let len = memory.len_bytes().min(from.len() - done);
             let staged = &mut memory.bytes_mut()[..len];
             staged.copy_from_slice(&from[done..done + len]);
             // SAFETY: the staged bytes stay until `mark` has passed; memory of the card lives longer than its copies.
@@ -121,7 +121,7 @@ impl Copies {
         while done < to.len() {
             let slot = self.slot()?;
             let Slot { memory, done: mark } = &mut self.slots[slot];
-            let len = memory.len().min(to.len() - done);
+            let len = memory.len_bytes().min(to.len() - done);
             // SAFETY: nobody looks at the staged bytes before `mark` has passed.
             unsafe { self.stream.copy_out(&mut memory.bytes_mut()[..len], from.part(done, len))? };
             self.stream.record(mark)?;

@@ -219,7 +219,7 @@ mod tests {
         let mut streams = vec![];
         let mut table = [MAGIC, &[0; DIGEST_BYTES], &2u32.to_le_bytes()].concat();
         let text = |text: &str| [&(text.len() as u16).to_le_bytes(), text.as_bytes()].concat();
-        let head = table.len() + 2 * (2 + 3 + 8 + 4 + 4 + 2 + 2 * (2 + 5 + 4 + 4)) + 2 * 1;
+        let head = table.len() + 2 * (2 + 3 + 8 + 4 + 4 + 2 + 2 * (2 + 5 + 4 + 4)) + 2;
         for unit in ["ops", "q4k"] {
             let stream = format!("{unit} for 80;{unit} for 86;");
             let half = stream.len() as u32 / 2;

@@ -146,7 +146,7 @@ impl HostMemory {
         matches!(self.memory, Place::Pinned(_))
     }
 
-    pub fn len(&self) -> usize {
+    pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 
@@ -261,6 +261,9 @@ impl Stream {
     /// # Safety
     /// `to` must be alive.
     pub unsafe fn fill(&self, to: DevicePiece, byte: u8) -> Result<(), DriverError> {
+        if to.bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: the piece lies in its memory; the rest is the caller's.
         unsafe { self.context.driver()?.fill(to.address, byte, to.bytes, self.handle) }
     }

@@ -140,7 +140,7 @@ fn tuning(software: bool, subgroup: u32) -> Tuning {
 fn target(limits: &Limits, tuning: &Tuning) -> Target {
     let whole = |bytes: u64| bytes / 256 * 256;
     Target {
-        max_binding_bytes: whole(limits.max_storage_buffer_binding_size.into()),
+        max_binding_bytes: whole(limits.max_storage_buffer_binding_size),
         cut_bytes: whole(limits.max_buffer_size - CUT_OVERLAP_BYTES.min(limits.max_buffer_size / 2)),
         cut_overlap_bytes: CUT_OVERLAP_BYTES,
         max_groups_x: limits.max_compute_workgroups_per_dimension,

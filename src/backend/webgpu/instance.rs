@@ -78,7 +78,7 @@ impl WebGpuFinder {
         card.pci = info.device_pci_bus_id.parse::<PciPlace>().ok();
         card.limits = CardLimits {
             max_buffer_bytes: Some(limits.max_buffer_size),
-            max_binding_bytes: Some(limits.max_storage_buffer_binding_size.into()),
+            max_binding_bytes: Some(limits.max_storage_buffer_binding_size),
             alignment_bytes: Some(limits.min_storage_buffer_offset_alignment),
         };
         card.features = features(adapter);

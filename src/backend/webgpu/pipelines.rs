@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType, ComputePipeline,
@@ -46,10 +47,10 @@ impl Pipelines {
         }
         let source = compose(variant, &gpu.tuning).map_err(|problem| gpu.rejected(problem))?;
         let shape = (variant.kernel, uses_tables(&source));
-        if !self.layouts.contains_key(&shape) {
-            self.layouts.insert(shape, bind_group_layout(gpu, shape)?);
-        }
-        let layout = &self.layouts[&shape];
+        let layout = match self.layouts.entry(shape) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(bind_group_layout(gpu, shape)?),
+        };
         let name = variant.name();
         let pipeline = gpu.checked(&format!("kernel {name}"), || {
             let descriptor = ShaderModuleDescriptor { label: Some(&name), source: ShaderSource::Wgsl(Cow::Owned(source)) };

@@ -242,7 +242,7 @@ impl<'a> Bind<'a> {
         let (buffer, offset) =
             self.memory.resolve(&window).ok_or_else(|| self.gpu.rejected("an operand lies outside its arena"))?;
         // Kernels read whole words, the last of them perhaps past the end of a weight.
-        let size = (window.len_bytes + 4).min(buffer.size() - offset).min(self.gpu.limits.max_storage_buffer_binding_size.into());
+        let size = (window.len_bytes + 4).min(buffer.size() - offset).min(self.gpu.limits.max_storage_buffer_binding_size);
         Ok(part(buffer, offset, Some(size / 4 * 4)))
     }
 }

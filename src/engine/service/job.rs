@@ -169,6 +169,9 @@ impl<'t> Job<'t> {
         }
         let progress = match self.generation.step(engine, sequence) {
             Ok(progress) => progress,
+            Err(GenerateError::Engine(error)) if error.spares_the_engine() => {
+                return self.fail(ServiceError::Engine { reason: error.to_string() });
+            }
             Err(GenerateError::Engine(error)) => return self.broken(&error.to_string()),
             Err(GenerateError::Sample(error)) => return self.fail(error.into()),
             Err(error) => return self.fail(ServiceError::Engine { reason: error.to_string() }),
@@ -226,7 +229,7 @@ impl<'t> Job<'t> {
         };
         let word = finish.name().to_owned();
         let (stats, reasoning_tokens) = (self.generation.stats(), self.reasoning_tokens);
-        self.reply.send(Event::Done(Outcome { finish, parts, stats, reasoning_tokens }));
+        self.reply.send(Event::Done(Box::new(Outcome { finish, parts, stats, reasoning_tokens })));
         Step::Ended(word)
     }
 }

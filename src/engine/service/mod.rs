@@ -118,7 +118,7 @@ pub enum Event {
         parts: Vec<Part>,
         chosen: Chosen,
     },
-    Done(Outcome),
+    Done(Box<Outcome>),
     Failed(ServiceError),
 }
 

@@ -1,0 +1,445 @@
+//! Experts in three tiers: slots on the card, the processor's RAM, the model's files on disk.
+//!
+//! A stage whose experts are only partly held has host steps in its programs. At such a step the scheduler calls [`Experts`]:
+//! it reads which experts the window chose; the card computes those it holds; meanwhile the processor computes the others
+//! from RAM, after missing ones were read from disk; or some go over the bus into the card's ring of slots, where that is
+//! faster. Every choice's result has columns of its own, so it does not matter who writes which, and when.
+//!
+//! Between windows experts that are used more than those on the card change places with them ([`residency`]). How the rooms
+//! fit together: `slots` and `popularity` are the data, `residency` decides, `serve` and `moves` act, `host` computes and holds
+//! RAM, `disk` reads, `cost` chooses between processor and bus, `trace` and `replay` predict.
+
+mod cost;
+mod disk;
+mod error;
+mod host;
+mod layer;
+mod moves;
+mod popularity;
+mod profile;
+mod replay;
+mod residency;
+mod serve;
+mod slots;
+mod stats;
+mod trace;
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+pub use cost::{Rates, split};
+pub use disk::DiskOptions;
+pub use error::ExpertError;
+pub use host::MOST_ROWS;
+pub use layer::Geometry;
+pub use popularity::Popularity;
+pub use profile::Profile;
+pub use replay::{Prediction, Replay, replay};
+pub use residency::{Admission, Home, LayerResidency, Policy, Swap, exchange};
+pub use slots::{Filling, Slots};
+pub use stats::TierStats;
+pub use trace::{Trace, TraceHeader, TraceLayer, TraceRecord, TraceWriter};
+
+use self::disk::{DiskReader, Stretch};
+use self::host::Host;
+use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::{ArenaSizes, Backend};
+use crate::gguf::ModelFiles;
+use crate::program::{ArenaKind, Slice, Stage};
+
+/// Who computes experts that the card does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Misses {
+    /// Whoever is done sooner.
+    #[default]
+    Auto,
+    Processor,
+    /// The card, after a copy. Layers without slots are left to the processor.
+    Card,
+}
+
+/// Slots of a layer through which experts go that do not stay on the card. Two halves of them: one is filled while the other
+/// is computed.
+pub const RING_SLOTS: u32 = 4;
+
+#[derive(Debug, Clone)]
+pub struct ExpertOptions {
+    /// Slots of RAM for each layer of the model; `None`: RAM holds every expert.
+    pub ram_slots: Option<Vec<u32>>,
+    pub policy: Policy,
+    pub misses: Misses,
+    /// Every expert is computed by the same arithmetic wherever it is, so that the same tokens give the same bits.
+    pub reproducible: bool,
+    /// Popularity of earlier sessions.
+    pub profile: Option<Arc<Profile>>,
+    /// Where the popularity is kept when the engine ends.
+    pub profile_file: Option<PathBuf>,
+    pub disk: DiskOptions,
+    /// Compares the bytes of every slot with its expert before each use, and fills slots with noise before each copy. Slow.
+    pub verify: bool,
+    /// Keeps what the router chose, for [`Experts::take_trace`].
+    pub record: bool,
+}
+
+impl Default for ExpertOptions {
+    fn default() -> ExpertOptions {
+        ExpertOptions {
+            ram_slots: None,
+            policy: Policy::default(),
+            misses: Misses::Auto,
+            reproducible: false,
+            profile: None,
+            profile_file: None,
+            disk: DiskOptions::default(),
+            verify: false,
+            record: false,
+        }
+    }
+}
+
+/// The tiers behind the stages of one model.
+pub struct Experts {
+    files: Arc<ModelFiles>,
+    options: ExpertOptions,
+    layers: Vec<Geometry>,
+    residency: Vec<LayerResidency>,
+    /// The layers of each stage.
+    of_stage: Vec<Range<usize>>,
+    /// Slots at the end of each layer's that are a ring instead of holding anybody.
+    ring: Vec<u32>,
+    /// Layers whose table on the device is not that of `residency`.
+    stale: Vec<bool>,
+    host: Host,
+    disk: Option<DiskReader>,
+    rates: Rates,
+    stats: TierStats,
+    work: serve::Work,
+    /// Checksums of all experts by layer, when they are verified.
+    sums: Vec<Vec<Option<u64>>>,
+    counts: Vec<Vec<u64>>,
+    counted_tokens: u64,
+    recorder: Option<TraceWriter>,
+    notices: Vec<String>,
+    found: Vec<(usize, Swap)>,
+    spare: Vec<u8>,
+}
+
+/// The tiers' memory before it is taken.
+#[derive(Debug)]
+pub struct ExpertPlan {
+    layers: Vec<Geometry>,
+    ram_slots: Vec<u32>,
+    shapes: Vec<u32>,
+    stages: usize,
+    /// RAM slots and working memory on the host.
+    pub host: ArenaSizes,
+}
+
+impl ExpertPlan {
+    /// What the stages' host steps need; `None` where every stage holds all its experts.
+    ///
+    /// # Errors
+    /// Layers that RAM has no room for, or a defect.
+    pub fn of(stages: &[Arc<Stage>], options: &ExpertOptions) -> Result<Option<ExpertPlan>, ExpertError> {
+        let mut layers = vec![];
+        for (i, stage) in stages.iter().enumerate() {
+            layers.extend(Geometry::of_stage(i, stage)?);
+        }
+        if layers.is_empty() {
+            return Ok(None);
+        }
+        let wished = |g: &Geometry| match &options.ram_slots {
+            Some(slots) => slots.get(g.layer as usize).copied().unwrap_or(0),
+            None => g.experts,
+        };
+        let mut ram_slots = vec![];
+        for g in &layers {
+            let slots = wished(g).min(g.experts);
+            // Where the card has them all, RAM may have none.
+            if slots == 0 && g.card_slots < g.experts {
+                return Err(ExpertError::NoRam { layer: g.layer, bytes: 0 });
+            }
+            ram_slots.push(slots);
+        }
+        let shapes = host::shapes(stages);
+        let host = Host::sizes(&layers, &ram_slots, &shapes)?;
+        Ok(Some(ExpertPlan { layers, ram_slots, shapes, stages: stages.len(), host }))
+    }
+
+    /// Takes RAM and starts the readers. Nothing is loaded yet.
+    ///
+    /// # Errors
+    /// No memory, no threads, a profile of another model, or no slot where one is needed.
+    pub fn open(
+        self,
+        files: &Arc<ModelFiles>,
+        devices: &[&dyn Backend],
+        cpu: &CpuOptions,
+        options: ExpertOptions,
+    ) -> Result<Experts, ExpertError> {
+        let ExpertPlan { layers, ram_slots, shapes, stages, .. } = self;
+        let backend = CpuBackend::new(cpu.clone())?;
+        // Where card and processor compute alike, nobody needs to move for the same bits.
+        let alike = |g: &Geometry| devices.get(g.stage).is_some_and(|d| d.arithmetic() == backend.arithmetic());
+        let overlaps = devices.iter().all(|d| d.overlaps_host());
+        let mut ring = vec![];
+        for g in &layers {
+            let must = options.reproducible && !alike(g) && g.card_slots < g.experts;
+            if must && g.card_slots == 0 {
+                return Err(ExpertError::NoSlotForReproducible { layer: g.layer });
+            }
+            let wanted = must || options.misses == Misses::Card || (options.misses == Misses::Auto && overlaps);
+            let all = g.card_slots >= g.experts;
+            ring.push(if wanted && !all { RING_SLOTS.min(g.card_slots) } else { 0 });
+        }
+        let misses = if options.reproducible && !layers.iter().all(alike) { Misses::Card } else { options.misses };
+        let options = ExpertOptions { misses, ..options };
+        let residency = residency_of(&layers, &ram_slots, &ring, options.profile.as_deref())?;
+        let host = Host::open(backend, &layers, &ram_slots, shapes)?;
+        let largest = layers.iter().flat_map(|g| &g.parts).map(|w| w.matrix_bytes()).max().unwrap_or(0);
+        let on_disk = residency.iter().any(|r| (0..r.popularity.experts()).any(|e| r.home(e) == Home::Disk));
+        let (disk, notices) = if on_disk {
+            let (reader, notices) = DiskReader::open(files, largest as usize, options.disk)?;
+            (Some(reader), notices)
+        } else {
+            (None, vec![])
+        };
+        let of_stage = (0..stages).map(|s| {
+            let start = layers.partition_point(|g| g.stage < s);
+            start..layers.partition_point(|g| g.stage <= s)
+        });
+        let spare = vec![0; layers.iter().map(|g| g.slab_bytes as usize).max().unwrap_or(0)];
+        let work = serve::Work::new(&layers);
+        let recorder = options.record.then(|| TraceWriter::new(layers.len()));
+        Ok(Experts {
+            files: Arc::clone(files),
+            of_stage: of_stage.collect(),
+            ring,
+            stale: vec![true; layers.len()],
+            host,
+            disk,
+            rates: Rates { processor_bytes_s: 1e9, processor_row_s: 0.0, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps },
+            stats: TierStats::default(),
+            work,
+            sums: layers.iter().map(|g| vec![None; g.experts as usize]).collect(),
+            counts: layers.iter().map(|g| vec![0; g.experts as usize]).collect(),
+            counted_tokens: 0,
+            recorder,
+            notices,
+            found: Vec::with_capacity(layers.len()),
+            spare,
+            residency,
+            layers,
+            options,
+        })
+    }
+}
+
+/// Who lies where at the start.
+fn residency_of(
+    layers: &[Geometry],
+    ram_slots: &[u32],
+    ring: &[u32],
+    profile: Option<&Profile>,
+) -> Result<Vec<LayerResidency>, ExpertError> {
+    let mut all = vec![];
+    for (i, g) in layers.iter().enumerate() {
+        let popularity = match profile {
+            Some(profile) => profile.popularity(g.layer, g.experts)?,
+            None => Popularity::new(g.experts),
+        };
+        all.push(LayerResidency::new(popularity, g.card_slots - ring[i], ram_slots[i]));
+    }
+    Ok(all)
+}
+
+/// A stretch of a tensor that is to be loaded into the arena of the host.
+#[derive(Debug, Clone)]
+pub struct RamPiece {
+    pub tensor: String,
+    pub from_bytes: u64,
+    pub to: Slice,
+}
+
+impl Experts {
+    /// What RAM holds at the start, to be read from the files.
+    pub fn ram_pieces(&self) -> Vec<RamPiece> {
+        let mut pieces = vec![];
+        for (i, g) in self.layers.iter().enumerate() {
+            for (slot, expert) in self.residency[i].ram.held() {
+                let slab = self.host.slab_slice(i, slot);
+                for (p, part) in g.parts.iter().enumerate() {
+                    let len_bytes = part.matrix_bytes();
+                    let to = Slice { offset_bytes: slab.offset_bytes + g.part_offset(p), len_bytes, arena: ArenaKind::Weights };
+                    pieces.push(RamPiece { tensor: part.tensor.clone(), from_bytes: u64::from(expert) * len_bytes, to });
+                }
+            }
+        }
+        pieces
+    }
+
+    /// Where RAM slots and the scales of experts lie.
+    pub fn host_stage(&self) -> &Arc<Stage> {
+        self.host.stage()
+    }
+
+    pub fn host_backend_mut(&mut self) -> &mut CpuBackend {
+        self.host.backend_mut()
+    }
+
+    /// Copies the experts that are on the card at the start, from RAM or from the files, and writes the tables.
+    ///
+    /// # Errors
+    /// A device error or a read error.
+    pub fn fill_card(&mut self, stage: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
+        for i in self.of_stage[stage].clone() {
+            let held: Vec<(u32, u32)> = self.residency[i].card.held().collect();
+            for (slot, expert) in held {
+                let to = self.layers[i].slab(slot);
+                if let Some(from) = self.residency[i].ram.slot_of(expert) {
+                    device.upload(to, self.host.slab(i, from)?)?;
+                } else {
+                    self.read_slab(i, expert)?;
+                    device.upload(to, &self.spare[..to.len_bytes as usize])?;
+                }
+                if self.options.verify {
+                    self.remember_sum(i, slot, expert, device)?;
+                }
+            }
+            self.write_table(i, device)?;
+        }
+        Ok(())
+    }
+
+    /// Reads an expert into the spare slab.
+    fn read_slab(&mut self, i: usize, expert: u32) -> Result<(), ExpertError> {
+        let g = &self.layers[i];
+        for (p, part) in g.parts.iter().enumerate() {
+            let tensor = self.files.require_tensor(&part.tensor)?;
+            let at = g.part_offset(p) as usize;
+            let len = part.matrix_bytes() as usize;
+            self.files.read_at(tensor, u64::from(expert) * len as u64, &mut self.spare[at..at + len])?;
+        }
+        Ok(())
+    }
+
+    /// Measures processor and bus with the experts at hand: a few runs of some milliseconds. Device `i` is that of stage `i`.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn measure(&mut self, devices: &mut [&mut dyn Backend]) -> Result<(), ExpertError> {
+        self.rates = serve::measure_processor(self)?;
+        self.rates.overlaps = devices.iter().all(|d| d.overlaps_host());
+        let Some(i) = (0..self.layers.len()).find(|i| self.ring[*i] > 0 && !self.residency[*i].ram.is_empty()) else {
+            return Ok(());
+        };
+        let to = self.layers[i].slab(self.layers[i].card_slots - 1);
+        let device = &mut devices[self.layers[i].stage];
+        let mut times = [0.0; 5];
+        for time in &mut times {
+            let start = Instant::now();
+            device.upload(to, self.host.slab(i, 0)?)?;
+            *time = start.elapsed().as_secs_f64();
+        }
+        times.sort_by(f64::total_cmp);
+        self.rates.bus_bytes_s = to.len_bytes as f64 / times[times.len() / 2].max(1e-9);
+        Ok(())
+    }
+
+    pub fn layers(&self) -> &[Geometry] {
+        &self.layers
+    }
+
+    pub fn residency(&self) -> &[LayerResidency] {
+        &self.residency
+    }
+
+    pub fn stats(&self) -> TierStats {
+        self.stats
+    }
+
+    pub fn rates(&self) -> Rates {
+        self.rates
+    }
+
+    pub fn options(&self) -> &ExpertOptions {
+        &self.options
+    }
+
+    /// What a user should know: files that are read through the page cache.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// Bytes of the host in use: RAM slots and working memory, buffers of the disk.
+    pub fn host_bytes(&self) -> u64 {
+        let memory = self.host.backend().memory();
+        let disk = self.disk.as_ref().map_or(0, DiskReader::buffer_bytes);
+        memory.arenas_bytes + memory.scratch_bytes + disk + self.work.bytes() + self.spare.len() as u64
+    }
+
+    /// Counts of this session, added to those it began with.
+    pub fn profile(&self, model: &str) -> Profile {
+        let layers = self.layers.iter().zip(&self.counts).map(|(g, counts)| (g.layer, counts.clone())).collect();
+        let mut profile = Profile { model: model.into(), tokens: self.counted_tokens, layers };
+        if let Some(before) = &self.options.profile {
+            profile.add(before);
+        }
+        profile
+    }
+
+    /// What the router chose since the last call, with what a replay needs to know. `dense_s` are the seconds of a decode window
+    /// without its experts.
+    pub fn take_trace(&mut self, dense_s: f64) -> Option<Trace> {
+        let seconds = self.stats.card_time.as_secs_f64();
+        let card_bytes_s = if seconds > 0.0 { self.stats.card_bytes as f64 / seconds } else { 0.0 };
+        let header = TraceHeader {
+            policy: self.options.policy,
+            rates: Rates { card_bytes_s, ..self.rates },
+            layers: (0..self.layers.len()).map(|i| self.trace_layer(i)).collect(),
+            dense_s,
+        };
+        let recorder = self.recorder.as_mut()?;
+        Some(recorder.take(header))
+    }
+
+    fn trace_layer(&self, i: usize) -> TraceLayer {
+        let g = &self.layers[i];
+        TraceLayer {
+            layer: g.layer,
+            stage: g.stage as u32,
+            experts: g.experts,
+            used: g.used,
+            slab_bytes: g.slab_bytes,
+            card_slots: g.card_slots - self.ring[i],
+            ram_slots: self.residency[i].ram.len() as u32,
+        }
+    }
+
+    /// The stretch of a file that holds a part of an expert.
+    fn stretch(&self, i: usize, part: usize, expert: u32) -> Result<Stretch, ExpertError> {
+        let decl = &self.layers[i].parts[part];
+        let tensor = self.files.require_tensor(&decl.tensor)?;
+        let len_bytes = decl.matrix_bytes();
+        let offset_bytes = tensor.offset + u64::from(expert) * len_bytes;
+        Ok(Stretch { shard: tensor.shard, offset_bytes, len_bytes: len_bytes as usize })
+    }
+}
+
+impl Drop for Experts {
+    /// Keeps the popularity. That the file can be written was seen when the options were read; a disk that is full by now only
+    /// costs the next start its warmth.
+    fn drop(&mut self) {
+        if let Some(path) = &self.options.profile_file {
+            let _ = self.profile(&self.files.name()).save(path);
+        }
+    }
+}
+
+impl std::fmt::Debug for Experts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Experts").field("layers", &self.layers.len()).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}

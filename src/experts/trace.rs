@@ -1,0 +1,189 @@
+//! What the router chose, window by window, kept in a file: a line of JSON, then little-endian words.
+
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ExpertError, Policy, Rates};
+
+/// A layer as a replay needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceLayer {
+    pub layer: u32,
+    pub stage: u32,
+    pub experts: u32,
+    pub used: u32,
+    pub slab_bytes: u64,
+    pub card_slots: u32,
+    pub ram_slots: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TraceHeader {
+    pub policy: Policy,
+    pub rates: Rates,
+    /// Seconds of a decode window without experts; 0 if it was not measured.
+    pub dense_s: f64,
+    pub layers: Vec<TraceLayer>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TraceRecord {
+    /// A window of `rows` tokens at a layer (an index into the header's list) chose `ids`, row by row.
+    Choices { layer: u32, rows: u32, ids: Vec<u16> },
+    /// A window is complete on a stage.
+    Window { stage: u32, rows: u32 },
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    pub header: TraceHeader,
+    pub records: Vec<TraceRecord>,
+}
+
+/// Marks the records of complete windows.
+const WINDOW: u32 = u32::MAX;
+/// A record larger than any window is damage.
+const MOST_IDS: u32 = 1 << 24;
+
+/// Collects records.
+#[derive(Debug)]
+pub struct TraceWriter {
+    layers: usize,
+    records: Vec<TraceRecord>,
+}
+
+impl TraceWriter {
+    pub fn new(layers: usize) -> TraceWriter {
+        TraceWriter { layers, records: vec![] }
+    }
+
+    pub fn choices(&mut self, layer: u32, rows: u32, ids: &[u32]) {
+        debug_assert!((layer as usize) < self.layers);
+        self.records.push(TraceRecord::Choices { layer, rows, ids: ids.iter().map(|id| *id as u16).collect() });
+    }
+
+    pub fn window(&mut self, stage: u32, rows: u32) {
+        self.records.push(TraceRecord::Window { stage, rows });
+    }
+
+    pub fn take(&mut self, header: TraceHeader) -> Trace {
+        Trace { header, records: std::mem::take(&mut self.records) }
+    }
+}
+
+impl Trace {
+    /// Complete windows of the whole model.
+    pub fn windows(&self) -> usize {
+        self.records.iter().filter(|r| matches!(r, TraceRecord::Window { stage: 0, .. })).count()
+    }
+
+    /// # Errors
+    /// What the system says.
+    pub fn save(&self, path: &Path) -> Result<(), ExpertError> {
+        let failed = |source| ExpertError::Io { file: path.display().to_string(), action: "write", source };
+        let write = || -> std::io::Result<()> {
+            let mut out = BufWriter::new(std::fs::File::create(path)?);
+            serde_json::to_writer(&mut out, &self.header)?;
+            out.write_all(b"\n")?;
+            for record in &self.records {
+                match record {
+                    TraceRecord::Window { stage, rows } => {
+                        for word in [WINDOW, *stage, *rows] {
+                            out.write_all(&word.to_le_bytes())?;
+                        }
+                    }
+                    TraceRecord::Choices { layer, rows, ids } => {
+                        for word in [*layer, *rows, ids.len() as u32] {
+                            out.write_all(&word.to_le_bytes())?;
+                        }
+                        for id in ids {
+                            out.write_all(&id.to_le_bytes())?;
+                        }
+                    }
+                }
+            }
+            out.flush()
+        };
+        write().map_err(failed)
+    }
+
+    /// # Errors
+    /// A file that cannot be read, or is damaged.
+    pub fn load(path: &Path) -> Result<Trace, ExpertError> {
+        let file = || path.display().to_string();
+        let failed = |source| ExpertError::Io { file: file(), action: "read", source };
+        let bad = |reason: String| ExpertError::Trace { file: file(), reason };
+        let mut input = BufReader::new(std::fs::File::open(path).map_err(failed)?);
+        let mut line = vec![];
+        input.by_ref().take(1 << 24).read_until(b'\n', &mut line).map_err(failed)?;
+        if !line.ends_with(b"\n") {
+            return Err(bad("it is cut short".into()));
+        }
+        let header: TraceHeader = serde_json::from_slice(&line).map_err(|e| bad(e.to_string()))?;
+        let mut records = vec![];
+        let mut words = [0; 12];
+        while !input.fill_buf().map_err(failed)?.is_empty() {
+            input.read_exact(&mut words).map_err(|_| bad("it is cut short".into()))?;
+            let word = |i: usize| u32::from_le_bytes([words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]]);
+            let (first, second, third) = (word(0), word(1), word(2));
+            if first == WINDOW {
+                records.push(TraceRecord::Window { stage: second, rows: third });
+                continue;
+            }
+            let Some(layer) = header.layers.get(first as usize) else { return Err(bad(format!("there is no layer {first}"))) };
+            if third > MOST_IDS || u64::from(third) != u64::from(second) * u64::from(layer.used) {
+                return Err(bad(format!("{third} choices of {second} rows")));
+            }
+            let mut bytes = vec![0; third as usize * 2];
+            input.read_exact(&mut bytes).map_err(|_| bad("it is cut short".into()))?;
+            let ids: Vec<u16> = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b)).collect();
+            if let Some(id) = ids.iter().find(|id| u32::from(**id) >= layer.experts) {
+                return Err(bad(format!("expert {id} of {}", layer.experts)));
+            }
+            records.push(TraceRecord::Choices { layer: first, rows: second, ids });
+        }
+        Ok(Trace { header, records })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trace() -> Trace {
+        let layer = TraceLayer { layer: 4, stage: 0, experts: 8, used: 2, slab_bytes: 512, card_slots: 3, ram_slots: 8 };
+        let rates = Rates { processor_bytes_s: 1e9, processor_row_s: 1e-6, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps: false };
+        let mut writer = TraceWriter::new(1);
+        writer.choices(0, 2, &[7, 0, 3, 1]);
+        writer.window(0, 2);
+        writer.take(TraceHeader { policy: Policy::default(), rates, dense_s: 0.0, layers: vec![layer] })
+    }
+
+    #[test]
+    fn a_trace_survives_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let t = trace();
+        t.save(file.path()).unwrap();
+        assert_eq!(Trace::load(file.path()).unwrap(), t);
+    }
+
+    #[test]
+    fn damage_is_told_and_never_a_panic() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        trace().save(file.path()).unwrap();
+        let whole = std::fs::read(file.path()).unwrap();
+        let start = whole.iter().position(|b| *b == b'\n').unwrap() + 1;
+        for cut in [0, 5, start - 1, start + 3, start + 13, whole.len() - 1] {
+            std::fs::write(file.path(), &whole[..cut]).unwrap();
+            assert!(Trace::load(file.path()).is_err(), "cut at {cut}");
+        }
+        for (at, value) in [(start, 9), (start + 4, 200), (start + 12, 8)] {
+            let mut bytes = whole.clone();
+            bytes[at] = value;
+            std::fs::write(file.path(), &bytes).unwrap();
+            assert!(matches!(Trace::load(file.path()), Err(ExpertError::Trace { .. })), "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Experts that are only partly on a card, as a user sees them: a run by a machine file, a trace and its replay.
+
+use std::io::Write;
+
+use crate::rig::strata;
+
+const PROMPT: [&str; 5] = ["--raw", "--temp", "0", "-n", "24"];
+const TEXT: &str = "Once upon a time there was a river";
+
+fn card(mib: u32) -> tempfile::NamedTempFile {
+    let host = "[host]\nos = \"linux\"\nram_total = \"16 GiB\"\nram_available = \"12 GiB\"\ncores = 2\n";
+    let card = format!(
+        "[[card]]\nid = \"virtual:0\"\nname = \"a small card\"\nbackend = \"virtual\"\ndriver = \"none\"\ntotal = \"{mib} MiB\"\n\
+         free = \"{mib} MiB\"\nmemory_gbs = 10.0\nbus_gbs = 8.0\ncompute_tflops = 0.1\n"
+    );
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    write!(file, "version = 1\nname = \"a small card\"\n{host}{card}").unwrap();
+    file
+}
+
+#[test]
+fn a_card_that_holds_only_some_experts_gives_the_same_text_and_says_what_it_did() {
+    let whole = strata(&[&["run"], &PROMPT[..], &[TEXT]].concat()).ok();
+    assert!(!whole.err.contains("experts: card"), "{}", whole.err);
+    let machine = card(8);
+    let machine = machine.path().to_str().unwrap();
+    let args = ["run", "--machine", machine, "--ctx-size", "256", "-ub", "16", "--reproducible"];
+    let partly = strata(&[&args[..], &PROMPT[..], &[TEXT]].concat()).ok();
+    assert_eq!(partly.out, whole.out);
+    for part in ["experts: card", "RAM", "of measured", "disk 0 %", "most time"] {
+        assert!(partly.err.contains(part), "'{part}' is not in {}", partly.err);
+    }
+    let json = strata(&[&args[..], &PROMPT[..], &["--json", TEXT]].concat()).json();
+    let tiers = &json["report"]["tiers"];
+    assert!(tiers["card_calls"].as_u64() > Some(0) && tiers["ram_calls"].as_u64() > Some(0), "{json}");
+    let bench = ["bench", "--machine", machine, "-p", "0", "-n", "8", "-r", "1", "-ub", "16"];
+    let table = strata(&bench).ok().out;
+    assert!(table.contains("bound: card") && table.contains("processor"), "{table}");
+}
+
+#[test]
+fn a_trace_is_replayed_for_any_number_of_slots() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("routing.trace");
+    let (file, profile) = (file.to_str().unwrap(), folder.path().join("profile.json"));
+    let profile = profile.to_str().unwrap();
+    let traced = strata(&[&["trace", "-o", file, "--expert-profile", profile], &PROMPT[..], &[TEXT]].concat()).ok();
+    assert!(traced.err.contains("windows of 8 layers"), "{}", traced.err);
+    let lines = strata(&["replay", file, "--json"]).json();
+    let rates: Vec<f64> = lines.as_array().unwrap().iter().map(|l| l["card_hit_rate"].as_f64().unwrap()).collect();
+    assert_eq!((rates[0], rates[rates.len() - 1]), (0.0, 1.0));
+    assert!(rates.windows(2).all(|w| w[0] <= w[1]), "{rates:?}");
+    let table = strata(&["replay", file, "--slots", "3,5", "--swaps", "0", "--expert-profile", profile]).ok().out;
+    assert_eq!(table.lines().count(), 4, "{table}");
+    strata(&["replay", profile]).fails(2, &["trace", "profile.json"]);
+    strata(&["replay", "no such file"]).fails(2, &["no such file"]);
+}

@@ -1,0 +1,296 @@
+//! Promise: it does not matter where an expert is. With all, half, a tenth or none of the experts on the card, with all of them in
+//! RAM or some on disk, while they change places and through a ring of slots, the tokens are the same; no wrong byte is ever
+//! read; what cannot be read fails one request and no more; and the routing of a session can be replayed exactly.
+
+mod common;
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::*;
+use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
+use strata::backend::{Backend, VirtualCard, VirtualFacts};
+use strata::engine::{Engine, EngineError, OpenOptions, Placement, Want};
+use strata::experts::{ExpertError, ExpertOptions, Misses, Policy, Profile, Replay, Trace, replay};
+use strata::gguf::ModelFiles;
+use strata::model::Model;
+use strata::schedule::ScheduleError;
+use strata::units::TokenId;
+
+const CONTEXT: u32 = 400;
+const CHUNK: u32 = 48;
+/// Experts and layers of the trained models.
+const EXPERTS: u32 = 8;
+const LAYERS: usize = 8;
+
+fn cpu(mode: Mode) -> CpuOptions {
+    CpuOptions { pin_threads: false, ..CpuOptions::new(mode).with_threads(NonZeroUsize::new(2).unwrap()) }
+}
+
+/// A card that the processor plays in `card` mode, one for each range of layers that ends before one of `ends`.
+fn open_on(path: &Path, card: Mode, ends: &[u32], options: OpenOptions) -> Result<Engine, EngineError> {
+    let files = Arc::new(ModelFiles::open(path).unwrap());
+    let model = Arc::new(Model::open(&files).unwrap());
+    let mut start = 0;
+    let placements = ends.iter().enumerate().map(|(i, end)| {
+        let facts = VirtualFacts {
+            id: format!("virtual:{i}"),
+            name: "a card".into(),
+            limit_bytes: 1 << 30,
+            max_piece_bytes: u64::MAX,
+            faults: Arc::default(),
+            in_use: Arc::default(),
+        };
+        let backend: Box<dyn Backend> = Box::new(VirtualCard::new(CpuBackend::new(cpu(card)).unwrap(), facts));
+        Placement { layers: std::mem::replace(&mut start, *end)..*end, backend }
+    });
+    Engine::open_split(Arc::clone(&files), model, placements.collect(), options, &mut |_| ())
+}
+
+fn slots(count: u32) -> Option<Vec<u32>> {
+    Some(vec![count; LAYERS])
+}
+
+fn options_with(mode: Mode, card_slots: Option<Vec<u32>>, experts: ExpertOptions) -> OpenOptions {
+    OpenOptions { expert_slots: card_slots, experts, host: cpu(mode), ..options(mode, CONTEXT, CHUNK) }
+}
+
+fn open(mode: Mode, card_slots: Option<Vec<u32>>, experts: ExpertOptions) -> Engine {
+    open_on(&model_path(TRAINED[0]), mode, &[LAYERS as u32], options_with(mode, card_slots, experts)).expect("it opens")
+}
+
+fn tokens(count: u32) -> Vec<TokenId> {
+    (0..count).map(|i| TokenId(3 + (i * 37 + i * i % 11) % 200)).collect()
+}
+
+/// Logits of a prompt of several chunks, then of greedily decoded tokens.
+fn session(engine: &mut Engine) -> Vec<Vec<f32>> {
+    let prompt = tokens(2 * CHUNK + 19);
+    let mut s = engine.start().unwrap();
+    let mut rows = all_logits(engine, &mut s, &prompt, prompt.len());
+    for _ in 0..24 {
+        let next = TokenId(argmax(rows.last().unwrap()) as u32);
+        rows.extend(all_logits(engine, &mut s, &[next], 1));
+    }
+    engine.end(s);
+    rows
+}
+
+#[test]
+fn all_half_a_tenth_and_none_of_the_experts_on_the_card_give_the_same_bits() {
+    for mode in [Mode::Reference, Mode::Fast] {
+        let whole = session(&mut open(mode, None, ExpertOptions::default()));
+        for held in [EXPERTS, EXPERTS / 2, 1, 0] {
+            let mut engine = open(mode, slots(held), ExpertOptions::default());
+            assert!(session(&mut engine) == whole, "{mode:?}: {held} of {EXPERTS} on the card");
+            let stats = engine.tier_stats().unwrap();
+            assert_eq!(stats.card_calls > 0, held > 0);
+            assert_eq!(stats.ram_calls > 0, held < EXPERTS);
+            assert_eq!(engine.late_allocations(), 0);
+        }
+    }
+}
+
+/// Stages on several cards, RAM that lacks experts, and a layer that is held whole, all at once.
+#[test]
+fn cards_in_a_row_and_experts_on_disk_change_no_bit() {
+    let path = model_path(TRAINED[0]);
+    for mode in [Mode::Reference, Mode::Fast] {
+        let whole = session(&mut open(mode, None, ExpertOptions::default()));
+        let mut card = vec![3; LAYERS];
+        (card[2], card[5], card[6]) = (u32::MAX, 0, EXPERTS);
+        for (ram, disk) in [(5, false), (2, true), (1, true)] {
+            let experts = ExpertOptions { ram_slots: Some(vec![ram; LAYERS]), ..ExpertOptions::default() };
+            let options = options_with(mode, Some(card.clone()), experts);
+            let mut engine = open_on(&path, mode, &[1, 4, 8], options).unwrap();
+            assert!(session(&mut engine) == whole, "{mode:?}: {ram} in RAM");
+            let stats = engine.tier_stats().unwrap();
+            assert!(!disk || (stats.disk_calls > 0 && stats.disk_bytes > 0), "{stats:?}");
+            assert!(stats.card_calls > 0 && stats.ram_calls > 0, "{stats:?}");
+        }
+    }
+}
+
+/// A card whose arithmetic is not the processor's: scalar code here, vector units there.
+#[test]
+fn with_another_arithmetic_on_the_card_reproducible_runs_agree_and_others_differ_little() {
+    let path = model_path(TRAINED[0]);
+    let run = |held: u32, experts: ExpertOptions| {
+        let options = OpenOptions { host: cpu(Mode::Fast), ..options_with(Mode::Reference, slots(held), experts) };
+        open_on(&path, Mode::Reference, &[LAYERS as u32], options).map(|mut engine| (session(&mut engine), engine.tier_stats()))
+    };
+    let (whole, _) = run(EXPERTS, ExpertOptions::default()).unwrap();
+    let reproducible = ExpertOptions { reproducible: true, ..ExpertOptions::default() };
+    for held in [EXPERTS, EXPERTS / 2, 1] {
+        let (rows, stats) = run(held, reproducible.clone()).unwrap();
+        assert!(rows == whole, "{held} held");
+        let stats = stats.unwrap();
+        assert!((stats.bus_bytes > 0, stats.processor_bytes) == (held < EXPERTS, 0), "{stats:?}");
+    }
+    match run(0, reproducible) {
+        Err(EngineError::Experts(error @ ExpertError::NoSlotForReproducible { .. })) => {
+            assert!(error.to_string().contains("--reproducible"), "{error}");
+        }
+        other => panic!("{:?}", other.map(|_| ())),
+    }
+    for held in [EXPERTS / 2, 1, 0] {
+        let (rows, stats) = run(held, ExpertOptions::default()).unwrap();
+        assert!(stats.unwrap().processor_bytes > 0);
+        let worst = whole.iter().zip(&rows).map(|(a, b)| kl(a, b)).fold(0.0, f64::max);
+        let same = whole.iter().zip(&rows).filter(|(a, b)| argmax(a) == argmax(b)).count();
+        println!("{held} of {EXPERTS} held: KL at most {worst:.2e}, top-1 equal in {same} of {}", whole.len());
+        assert!(worst <= 1e-3, "{held} held: KL {worst:.2e}");
+    }
+}
+
+/// Slots are filled with noise before each copy, and every slot is compared with its expert before each use.
+#[test]
+fn a_thousand_exchanges_under_load_never_show_a_wrong_byte() {
+    for ram in [EXPERTS, EXPERTS - 3, 3] {
+        // Experts change places whether it is worth it or not.
+        let policy = Policy { margin: -1.0, swaps_per_token: 8 };
+        let experts = ExpertOptions { policy, verify: true, ram_slots: slots(ram), ..ExpertOptions::default() };
+        let mut engine = open(Mode::Fast, slots(3), experts);
+        let mut plain = open(Mode::Fast, None, ExpertOptions::default());
+        let (mut a, mut b) = (engine.start().unwrap(), plain.start().unwrap());
+        for round in 0.. {
+            assert!(round < 20, "{:?}", engine.tier_stats());
+            let tokens: Vec<TokenId> = (0..40).map(|i| TokenId(3 + (round * 91 + i * i * 7) % 250)).collect();
+            let (head, tail) = tokens.split_at(20);
+            engine.rollback(&mut a, 0).unwrap();
+            plain.rollback(&mut b, 0).unwrap();
+            assert!(last_logits(&mut engine, &mut a, head) == last_logits(&mut plain, &mut b, head), "round {round}");
+            for token in tail {
+                assert!(last_logits(&mut engine, &mut a, &[*token]) == last_logits(&mut plain, &mut b, &[*token]));
+            }
+            if engine.tier_stats().unwrap().swaps >= 1000 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_error_fails_one_request_and_names_the_expert() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::copy(model_path(TRAINED[0]), &path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
+    let files = ModelFiles::open(&path).unwrap();
+    let last = files.tensors().iter().filter(|t| t.name.contains("_exps")).max_by_key(|t| t.offset).unwrap();
+    let embedding = files.tensor("token_embd.weight").unwrap();
+    let cut = last.offset + 64;
+    assert!(embedding.offset + embedding.bytes <= cut, "embedding rows are read from the file as well");
+    let experts = ExpertOptions { ram_slots: slots(1), ..ExpertOptions::default() };
+    let options = options_with(Mode::Fast, slots(1), experts);
+    let mut engine = open_on(&path, Mode::Fast, &[LAYERS as u32], options).unwrap();
+    let mut s = engine.start().unwrap();
+    let good = last_logits(&mut engine, &mut s, &tokens(60));
+    engine.rollback(&mut s, 0).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(cut).unwrap();
+    let error = engine.feed(&mut s, &tokens(60), Want::Last, &mut |_, _| ()).unwrap_err();
+    assert!(error.spares_the_engine());
+    let EngineError::Schedule(ScheduleError::Experts(error @ ExpertError::Read { .. })) = &error else { panic!("{error:?}") };
+    let text = error.to_string();
+    for part in ["model.gguf", "expert ", "layer ", "_exps", "stays open"] {
+        assert!(text.contains(part), "'{part}' is not in {text}");
+    }
+    assert!(s.is_empty(), "the request is gone");
+    std::fs::write(&path, &whole).unwrap();
+    assert!(last_logits(&mut engine, &mut s, &tokens(60)) == good, "the session goes on");
+}
+
+/// Sessions with prompts, decoding and several windows, replayed for the slots of the engine and for others.
+#[test]
+fn a_replay_predicts_every_hit() {
+    let run = |card: u32, ram: u32, record: bool| {
+        let experts = ExpertOptions { ram_slots: slots(ram), record, ..ExpertOptions::default() };
+        let mut engine = open(Mode::Fast, slots(card), experts);
+        session(&mut engine);
+        let stats = engine.tier_stats().unwrap();
+        (stats, engine.pipeline_mut().experts.as_mut().unwrap().take_trace(0.0))
+    };
+    let (_, trace) = run(4, EXPERTS, true);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    trace.unwrap().save(file.path()).unwrap();
+    let trace = Trace::load(file.path()).unwrap();
+    for (card, ram) in [(4, EXPERTS), (1, EXPERTS), (6, 2), (2, 3), (0, EXPERTS)] {
+        let (stats, _) = run(card, ram, false);
+        let wishes = Replay { card_slots: Some(card), ram_slots: Some(ram), ..Replay::of(&trace) };
+        let p = replay(&trace, &wishes).unwrap();
+        assert_eq!(
+            (p.tokens, p.card_calls, p.ram_calls, p.disk_calls, p.swaps),
+            (stats.tokens, stats.card_calls, stats.ram_calls, stats.disk_calls, stats.swaps),
+            "{card} slots, {ram} in RAM"
+        );
+        assert_eq!((p.decode_tokens, p.decode_s > 0.0), (24, true));
+    }
+}
+
+#[test]
+fn a_profile_is_kept_and_the_next_start_is_warm() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("profile.json");
+    let open_with = |profile: Option<Profile>| {
+        let profile = profile.map(Arc::new);
+        let experts = ExpertOptions { profile, profile_file: Some(path.clone()), ..ExpertOptions::default() };
+        open(Mode::Fast, slots(3), experts)
+    };
+    let cold = {
+        let mut engine = open_with(None);
+        session(&mut engine);
+        engine.tier_stats().unwrap()
+    };
+    let profile = Profile::load(&path).unwrap();
+    assert_eq!((profile.tokens, profile.layers.len()), (cold.tokens, LAYERS));
+    let uses: u64 = profile.layers.values().flatten().sum();
+    assert_eq!(uses, cold.calls());
+    let mut engine = open_with(Some(profile.clone()));
+    let experts = engine.pipeline().experts.as_ref().unwrap();
+    for (geometry, residency) in experts.layers().iter().zip(experts.residency()) {
+        let counts = &profile.layers[&geometry.layer];
+        let least = residency.card.held().map(|(_, e)| counts[e as usize]).min();
+        let most = (0..EXPERTS).filter(|e| !residency.card.holds(*e)).map(|e| counts[e as usize]).max();
+        assert!(least >= most, "layer {}", geometry.layer);
+    }
+    session(&mut engine);
+    assert!(engine.tier_stats().unwrap().card_hit_rate() > cold.card_hit_rate());
+    let wrong = Profile { layers: [(0, vec![1; 5])].into(), ..profile };
+    let experts = ExpertOptions { profile: Some(Arc::new(wrong)), ..ExpertOptions::default() };
+    let options = options_with(Mode::Fast, slots(3), experts);
+    let refused = open_on(&model_path(TRAINED[0]), Mode::Fast, &[LAYERS as u32], options).map(drop);
+    assert!(matches!(refused, Err(EngineError::Experts(ExpertError::Profile { .. }))));
+}
+
+/// Whoever computes the missed experts, the bits are the same where the arithmetic is.
+#[test]
+fn the_bus_and_the_processor_give_the_same_bits() {
+    let whole = session(&mut open(Mode::Fast, None, ExpertOptions::default()));
+    for (misses, ram) in [(Misses::Card, EXPERTS), (Misses::Card, 2), (Misses::Processor, EXPERTS)] {
+        let experts = ExpertOptions { misses, ram_slots: slots(ram), ..ExpertOptions::default() };
+        let mut engine = open(Mode::Fast, slots(5), experts);
+        assert!(session(&mut engine) == whole, "{misses:?}, {ram} in RAM");
+        let stats = engine.tier_stats().unwrap();
+        assert_eq!((stats.bus_bytes > 0, stats.processor_bytes > 0), (misses == Misses::Card, misses == Misses::Processor));
+    }
+}
+
+#[test]
+fn ram_is_as_large_as_its_slots() {
+    let bytes = |ram: u32| {
+        let experts = ExpertOptions { ram_slots: slots(ram), ..ExpertOptions::default() };
+        let engine = open(Mode::Fast, slots(2), experts);
+        let tiers = engine.pipeline().experts.as_ref().unwrap();
+        let slabs: u64 = tiers.layers().iter().map(|g| g.slab_bytes * u64::from(ram)).sum();
+        (engine.memory().experts_bytes, slabs)
+    };
+    let ((all, all_slabs), (two, two_slabs)) = (bytes(EXPERTS), bytes(2));
+    assert_eq!(all_slabs, 4 * two_slabs);
+    // What is beside the slots, and buffers of the disk.
+    assert!(all > all_slabs && two > two_slabs && two < all, "{all} {two}");
+    let experts = ExpertOptions { ram_slots: slots(0), ..ExpertOptions::default() };
+    let refused = open_on(&model_path(TRAINED[0]), Mode::Fast, &[8], options_with(Mode::Fast, slots(2), experts)).map(drop);
+    assert!(matches!(refused, Err(EngineError::Experts(ExpertError::NoRam { .. }))));
+}
