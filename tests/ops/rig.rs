@@ -10,8 +10,8 @@ use strata::backend::cpu::kernels::Simd;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
-    ExpertMatrix, InputKind, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage, StageBuilder,
-    StateId, View, WeightDecl, WeightId, check_stage,
+    ExpertMatrix, InputKind, KvFormat, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage,
+    StageBuilder, StateId, StateKind, View, WeightDecl, WeightId, check_stage,
 };
 use strata::quant::Format;
 use strata::units::TokenId;
@@ -233,30 +233,47 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
     let Some(card) = software_card() else { return vec![] };
     let open = |(name, tuning): &(&str, _)| {
         let mut backend = open_card(&card, Some(*tuning));
+        if is_beyond(&backend, stage) {
+            return None;
+        }
         backend.open(ArenaSizes::of(stage)).unwrap();
         for (id, slot, bytes) in weights {
             backend.upload(stage.weight(*id).slice(*slot), bytes).unwrap();
         }
         let id = backend.prepare(stage, 0).unwrap();
         let devices: Vec<(Box<dyn Backend>, PreparedId)> = vec![(Box::new(backend), id)];
-        Group { name: format!("WGSL, {name}"), devices, bound: GPU_BOUND }
+        Some(Group { name: format!("WGSL, {name}"), devices, bound: GPU_BOUND })
     };
     let has_products = |op: &Op| matches!(op, Op::MatMul { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. });
     let tuned = stage.programs[0].steps.iter().any(|step| has_products(&step.op));
-    TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).map(open).collect()
+    TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).filter_map(open).collect()
 }
 
 /// Simulated cards of each kind that CUDA and HIP kernels are made for.
 fn simulated_groups(zoo: &Zoo, stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
     let open = |(name, mut backend): (&str, Box<dyn Backend>)| {
+        if is_beyond(backend.as_ref(), stage) {
+            return None;
+        }
         backend.open(ArenaSizes::of(stage)).unwrap();
         for (id, slot, bytes) in weights {
             backend.upload(stage.weight(*id).slice(*slot), bytes).unwrap();
         }
         let id = backend.prepare(stage, 0).unwrap();
-        Group { name: name.into(), devices: vec![(backend, id)], bound: FINE_BOUND }
+        Some(Group { name: name.into(), devices: vec![(backend, id)], bound: FINE_BOUND })
     };
-    zoo.kinds().into_iter().map(open).collect()
+    zoo.kinds().into_iter().filter_map(open).collect()
+}
+
+/// Whether a card has no kernels for the program, which is listed. Only caches of 8 and 4 bits may be missing.
+fn is_beyond(backend: &dyn Backend, stage: &Stage) -> bool {
+    let refused = stage.programs[0].steps.iter().find_map(|step| Some((step, backend.supports(stage, &step.op).err()?)));
+    let Some((step, reason)) = refused else { return false };
+    println!("skipped on {}: {}: {reason}", backend.facts().id, step.name);
+    let full =
+        |kind: &StateKind| !matches!(kind, StateKind::Kv { format, .. } if !matches!(format, KvFormat::F32 | KvFormat::F16));
+    assert!(!stage.states.iter().all(|state| full(&state.kind)), "{}: {}: {reason}", backend.facts().id, step.name);
+    true
 }
 
 /// Activations rounded to two bytes, as in the processor's fast mode.
