@@ -50,7 +50,10 @@ fn the_router_survives_garbage() {
     xs[18..27].fill(f32::NEG_INFINITY);
     let mut rig = bed.finish(1e-6);
     rig.run(&rows(0, 0, 3), &[], &[(logits, &xs)]);
-    assert!(rig.get_ids(ids, 3).iter().all(|id| *id < 9));
+    // Whom nonsense chooses is each device's own affair, as long as there is such an expert.
+    for (device, chosen) in rig.all_bits(ids, 3) {
+        assert!(chosen.iter().all(|id| *id < 9), "{device}: {chosen:?}");
+    }
 }
 
 struct Moe {
