@@ -540,6 +540,25 @@ fn experts_that_no_card_holds_are_planned_and_run() {
     assert_eq!(seen[4].0, seen[4].1);
 }
 
+/// RAM must hold at least one expert of each layer that a card holds partly, or nothing could be computed there.
+#[test]
+fn ram_for_less_than_an_expert_a_layer_is_refused_with_a_budget_that_fits() {
+    let flags = strata::plan::PlanFlags { ram_experts: Some("disk".into()), ..Default::default() };
+    let limits = Limits { context: Some(256), prefill: Some(CHUNK), ..Limits::from_flags(&flags).unwrap() };
+    let mut launch = launch(&model_path(TRAINED[0]), cards(&["13 MiB"]), limits, Mode::Fast, 1);
+    let all = open(&launch).unwrap().plan;
+    let used: u64 = all.pools.iter().filter(|p| p.name == "RAM").map(|p| p.used).sum();
+    let rows = all.rows.iter().filter(|r| r.consumer == strata::plan::Consumer::RamExperts);
+    launch.limits.ram_budget = Some(used - rows.map(|r| r.bytes).sum::<u64>() + 1000);
+    let before = launch.faults.asked();
+    let error = open(&launch).map(drop).unwrap_err();
+    let LaunchError::NoRamForExperts { budget: Some(budget), needed, .. } = error else { panic!("{error}") };
+    assert!(error.is_refusal() && needed > 0 && error.to_string().contains(&format!("--ram-budget {budget}B")), "{error}");
+    assert_eq!((launch.faults.asked(), launch.in_use.bytes()), (before, 0), "nothing was taken");
+    launch.limits.ram_budget = Some(budget);
+    open(&launch).expect("the remedy fits");
+}
+
 #[test]
 fn a_context_is_what_was_asked_for_though_cells_come_in_blocks() {
     let limits = Limits { context: Some(101), ..wishes("0-7", KvType::F16) };

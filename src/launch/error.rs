@@ -47,6 +47,12 @@ pub enum LaunchError {
     Allocation { card: String, what: &'static str, bytes: u64, rows: Vec<String>, reason: String },
     #[error(transparent)]
     Model(#[from] ModelError),
+    #[error(
+        "RAM has room for {room} bytes of experts, and one expert of each layer that a card holds partly, {needed} bytes, is the \
+         least. Nothing was loaded; {}",
+        budget_text(.budget)
+    )]
+    NoRamForExperts { room: u64, needed: u64, budget: Option<u64> },
     #[error(transparent)]
     Experts(ExpertError),
     #[error(transparent)]
@@ -67,6 +73,7 @@ impl LaunchError {
             | LaunchError::NoBackend { .. }
             | LaunchError::NoSuchCard { .. }
             | LaunchError::CardInUse { .. }
+            | LaunchError::NoRamForExperts { .. }
             | LaunchError::Allocation { .. } => true,
             LaunchError::Experts(error) => {
                 matches!(error, ExpertError::NoRam { .. } | ExpertError::NoSlotForReproducible { .. })
@@ -119,6 +126,13 @@ pub fn cannot_run_yet(plan: &Plan) -> Option<String> {
 fn told(refusal: &Refusal) -> String {
     let text = refusal.to_string();
     text.strip_prefix("Refused: ").unwrap_or(&text).trim_end().to_owned()
+}
+
+fn budget_text(budget: &Option<u64>) -> String {
+    match budget {
+        Some(bytes) => format!("--ram-budget {bytes}B was planned and fits"),
+        None => "a smaller --context or --prefill leaves more, or a card that holds all experts".into(),
+    }
 }
 
 fn texts(missing: &[Capability]) -> String {

@@ -182,12 +182,36 @@ fn build_and_plan(
         };
         if held(&next) == held(&current) {
             let violations = verify(&next, source.facts, machine, &fixed);
-            return if violations.is_empty() { Ok(Ok((next, options, built))) } else { Err(LaunchError::Unsound { violations }) };
+            if !violations.is_empty() {
+                return Err(LaunchError::Unsound { violations });
+            }
+            // RAM is what this plan leaves, not what the one before it did.
+            let ram_slots = Some(least_ram(&next, source.facts, machine, &fixed)?);
+            let options = OpenOptions { experts: ExpertOptions { ram_slots, ..options.experts }, ..options };
+            return Ok(Ok((next, options, built)));
         }
         current = next;
     }
     let what = "the number of expert slots does not settle".into();
     Err(LaunchError::Unsound { violations: vec![Violation { rule: "launch", what }] })
+}
+
+/// Slots of each layer in RAM.
+///
+/// # Errors
+/// A layer that the cards hold partly and that RAM has no room for one expert of, with the budget that would do.
+fn least_ram(plan: &Plan, facts: &PlanModel, machine: &Machine, fixed: &Limits) -> Result<Vec<u32>, LaunchError> {
+    let slots = tiers::ram_slots(plan, facts);
+    let Some(needed) = tiers::lacking_ram(plan, facts, &slots) else { return Ok(slots) };
+    let room = tiers::ram_bytes(plan);
+    // A remedy is planned before it is told.
+    let budget = fixed.ram_budget.map(|b| b.saturating_add(needed.saturating_sub(room)));
+    let fits = |budget: &u64| {
+        let wider = Limits { ram_budget: Some(*budget), ..fixed.clone() };
+        let planned = crate::plan::plan(facts, machine, &wider).ok();
+        planned.is_some_and(|p| tiers::lacking_ram(&p, facts, &tiers::ram_slots(&p, facts)).is_none())
+    };
+    Err(LaunchError::NoRamForExperts { room, needed, budget: budget.filter(fits) })
 }
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.

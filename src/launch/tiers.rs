@@ -23,8 +23,7 @@ pub fn card_slots(plan: &Plan, model: &PlanModel, observe: bool) -> Option<Vec<u
 
 /// Slots of each layer in RAM: of all experts, of those that are on no card, or of as many as RAM has room for.
 pub fn ram_slots(plan: &Plan, model: &PlanModel) -> Vec<u32> {
-    let rows = plan.rows.iter().filter(|r| r.consumer == Consumer::RamExperts && matches!(r.pool, Pool::Ram | Pool::Pinned));
-    let bytes: u64 = rows.map(|r| r.bytes).sum();
+    let bytes = ram_bytes(plan);
     let mut wanted = vec![0; model.layers.len()];
     let all = plan.settings.ram_experts == crate::plan::RamExperts::All;
     for stage in &plan.stages {
@@ -35,6 +34,26 @@ pub fn ram_slots(plan: &Plan, model: &PlanModel) -> Vec<u32> {
     }
     let slab = |layer: usize| model.layers[layer].experts.as_ref().map_or(0, |e| e.slab_bytes);
     spread(&wanted, &slab, bytes)
+}
+
+/// Bytes of RAM that the plan gives to experts.
+pub fn ram_bytes(plan: &Plan) -> u64 {
+    let rows = plan.rows.iter().filter(|r| r.consumer == Consumer::RamExperts && matches!(r.pool, Pool::Ram | Pool::Pinned));
+    rows.map(|r| r.bytes).sum()
+}
+
+/// Where a layer that its card holds partly has no slot in RAM: the bytes for one expert of each such layer.
+pub fn lacking_ram(plan: &Plan, model: &PlanModel, ram_slots: &[u32]) -> Option<u64> {
+    let (mut lacking, mut least) = (false, 0);
+    for stage in &plan.stages {
+        for (layer, held) in stage.layers.indices().zip(&stage.held) {
+            if let Some(experts) = model.layers[layer].experts.as_ref().filter(|e| *held < e.count) {
+                lacking |= ram_slots[layer] == 0;
+                least += experts.slab_bytes;
+            }
+        }
+    }
+    lacking.then_some(least)
 }
 
 /// The same number for every layer, up to what it wants, as long as there is room; what is left goes to the first layers.
