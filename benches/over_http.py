@@ -2,7 +2,7 @@
 """What HTTP costs: decode speed through `strata serve` against `strata bench`, and the time to the first token of a prompt
 that is cached.
 
-  http.py --strata target/release/strata -m FILE [-n 128] [-t 2] [--rounds 5]
+  over_http.py --strata target/release/strata -m FILE [-n 128] [-t 2] [--rounds 5]
 
 Needs Python alone. Each round measures both, one after the other, so that a change of the machine's speed meets both. Printed:
 the median of the ratios round by round with their least and greatest, and the first token's time with that of one window of
