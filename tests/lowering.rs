@@ -8,14 +8,14 @@ use std::sync::Arc;
 use common::*;
 use strata::backend::ArenaSizes;
 use strata::backend::gpu::{
-    Activations, Counts, KERNELS, Lowered, NONE, Operand, Region, Target, Tiles, arena_of, lower, scratch_bytes, supports,
+    Activations, Counts, KERNELS, Launch, Lowered, NONE, Operand, Region, Room, Target, Tiles, lower, supports,
 };
 use strata::gguf::ModelFiles;
 use strata::model::{Model, StageOptions, Tensors};
-use strata::program::{KvFormat, Stage};
+use strata::program::{ArenaKind, KvFormat, Op, Program, Stage, StateKind};
 
-const TILES: Tiles =
-    Tiles { vector_outs: 8, matrix_outs: 64, matrix_rows: 32, attention_rows: 1, attention_splits: 16, delta_channels: 16 };
+const TILES: Tiles = Tiles { vector_outs: 8, matrix_outs: 64, matrix_rows: 32, attention_splits: 16, delta_channels: 16 };
+const ROOM: Room = Room { head_dim: 512, delta_keys: 256, index_keys: 1024, experts: 4096 };
 
 fn target(max_binding_bytes: u64, activations: Activations) -> Target {
     Target {
@@ -26,15 +26,33 @@ fn target(max_binding_bytes: u64, activations: Activations) -> Target {
         max_groups_yz: 65535,
         activations,
         tiles: TILES,
+        room: ROOM,
     }
 }
 
 fn stage_of(name: &str) -> Stage {
+    stage_with(name, None)
+}
+
+/// A stage with so many slots for the experts of each layer, or with all of them.
+fn stage_with(name: &str, expert_slots: Option<u32>) -> Stage {
     let files = Arc::new(ModelFiles::open(model_path(name)).expect("the model opens"));
     let model = Model::open(&files).expect("the model is valid");
     let opts = strata::engine::OpenOptions { kv: KvFormat::F16, ..options(strata::backend::cpu::Mode::Fast, 560, 64) };
-    let whole: StageOptions = opts.stage_options(0..model.config.dims().layers);
+    let layers = model.config.dims().layers;
+    let expert_slots = expert_slots.map(|slots| vec![slots; layers as usize]);
+    let whole: StageOptions = strata::engine::OpenOptions { expert_slots, ..opts }.stage_options(0..layers);
     model.config.stage(&Tensors::new(&files), &whole).expect("the stage is built")
+}
+
+/// The arena that a region is.
+fn arena_of(region: Region) -> Option<ArenaKind> {
+    match region {
+        Region::Weights => Some(ArenaKind::Weights),
+        Region::State => Some(ArenaKind::State),
+        Region::Work => Some(ArenaKind::Work),
+        Region::Scratch => None,
+    }
 }
 
 fn check_windows(stage: &Stage, lowered: &Lowered, target: &Target) {
@@ -66,8 +84,6 @@ fn every_fixture_lowers_inside_its_arenas() {
                     assert_eq!(lowered.steps.last().map(|s| s.end), Some(lowered.launches.len()));
                     check_windows(&stage, &lowered, &target);
                 }
-                let beside = scratch_bytes(&stage, &target).expect("the stage lowers");
-                assert!(beside >= stage.programs.len() as u64 * 256);
             }
         }
     }
@@ -126,4 +142,115 @@ fn arguments_leave_unused_operands_marked() {
     for name in ["mat_mul", "attention", "delta_rule", "causal_conv", "expert_mul", "expert_sum", "router", "ngram_gate"] {
         assert!(used.contains(&name), "{name} is not used: {used:?}");
     }
+}
+
+/// Checks that every rounded product of a segment has its activations rounded, and every tiled product of experts its choices
+/// sorted, in that segment. Returns how many of each there are.
+fn check_segment(launches: &[Launch]) -> (usize, usize) {
+    let used = |launch: &Launch, name: &str| launch.args.get(name).filter(|at| *at != NONE);
+    let (mut rounded, mut sorted) = (None, None);
+    let (mut products, mut tiled) = (0, 0);
+    for launch in launches {
+        match launch.kernel.info().name {
+            "quantise" => rounded = used(launch, "x_at").zip(used(launch, "q_at")),
+            "expert_group" => sorted = used(launch, "choices_at"),
+            "mat_vec" | "mat_mul" | "expert_vec" | "expert_mul" => {
+                if let Some(q_at) = used(launch, "q_at") {
+                    assert_eq!(rounded, used(launch, "x_at").map(|x_at| (x_at, q_at)), "{launch:?}");
+                    products += 1;
+                }
+                if let Some(choices_at) = used(launch, "choices_at") {
+                    assert_eq!(sorted, Some(choices_at), "{launch:?}");
+                    tiled += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+    (products, tiled)
+}
+
+fn launches_of<'a>(program: &Program, lowered: &'a Lowered) -> Vec<&'a [Launch]> {
+    let calls = |steps: &[std::ops::Range<usize>]| match (steps.first(), steps.last()) {
+        (Some(first), Some(last)) => &lowered.launches[first.start..last.end],
+        _ => &lowered.launches[..0],
+    };
+    program.segments().into_iter().map(|steps| calls(&lowered.steps[steps])).collect()
+}
+
+#[test]
+fn nothing_derived_from_a_buffer_outlives_a_host_step() {
+    for name in TRAINED {
+        let stage = stage_with(name, Some(2));
+        for (index, program) in stage.programs.iter().enumerate() {
+            let target = target(u64::MAX, Activations::TwoBytes);
+            let lowered = lower(&stage, index, ArenaSizes::of(&stage), &target).expect("the program lowers");
+            let starts: Vec<usize> = program.segments().iter().map(|steps| steps.start).collect();
+            let mut repeated = 0;
+            for (start, launches) in starts.into_iter().zip(launches_of(program, &lowered)) {
+                let (products, tiled) = check_segment(launches);
+                let again = start > 0 && matches!(program.steps[start - 1].op, Op::HostExperts { .. });
+                if again {
+                    assert!(products >= 2, "{name}: experts in and out are products of rounded activations");
+                    assert_eq!(tiled > 0, program.name == "prompt", "{name}: only windows of many rows are sorted");
+                    repeated += 1;
+                }
+            }
+            assert!(repeated > 0, "{name} has host steps");
+        }
+    }
+}
+
+/// The least room that the kernels of a stage need.
+fn room_of(stage: &Stage) -> Room {
+    let mut room = Room { head_dim: 0, delta_keys: 0, index_keys: 0, experts: 0 };
+    for step in stage.programs.iter().flat_map(|program| &program.steps) {
+        match &step.op {
+            Op::Attention { q, .. } => room.head_dim = room.head_dim.max(q.dim),
+            Op::DeltaRule { q, .. } => room.delta_keys = room.delta_keys.max(q.dim),
+            Op::Router { logits, .. } => room.experts = room.experts.max(logits.width),
+            Op::IndexAppend { cache, .. } => {
+                let StateKind::IndexKeys { dim, .. } = stage.state(*cache).kind else { panic!("no keys: {cache:?}") };
+                room.index_keys = room.index_keys.max(dim);
+            }
+            _ => {}
+        }
+    }
+    room
+}
+
+/// Checks that a program lowers with room `most` and is refused with one less, in words that name number and limit.
+fn check_limit(stage: &Stage, what: &str, most: u32, set: impl Fn(&mut Room, u32)) {
+    assert!(most > 1, "the stage has {what}");
+    let with = |limit| {
+        let mut target = target(u64::MAX, Activations::TwoBytes);
+        target.room = room_of(stage);
+        set(&mut target.room, limit);
+        target
+    };
+    for index in 0..stage.programs.len() {
+        let sizes = ArenaSizes::of(stage);
+        lower(stage, index, sizes, &with(most)).expect("the limit itself is taken");
+        let (step, reason) = lower(stage, index, sizes, &with(most - 1)).expect_err("one more is not");
+        let told = format!("{most} {what}; kernels of this device have room for {}", most - 1);
+        assert_eq!(reason, told, "{step}");
+        let op = stage.programs[index].steps.iter().find(|s| s.name == step).map(|s| &s.op).expect("the step's name");
+        assert_eq!(supports(stage, op, &with(most - 1)), Err(told));
+        assert_eq!(supports(stage, op, &with(most)), Ok(()));
+    }
+}
+
+#[test]
+fn what_kernels_have_no_room_for_is_refused_with_number_and_limit() {
+    let stage = stage_of(RANDOM);
+    let room = room_of(&stage);
+    check_limit(&stage, "elements of an attention head", room.head_dim, |room, most| room.head_dim = most);
+    check_limit(&stage, "key channels of a head of the delta rule", room.delta_keys, |room, most| room.delta_keys = most);
+    check_limit(&stage, "elements of an indexer key", room.index_keys, |room, most| room.index_keys = most);
+    check_limit(&stage, "experts of a layer", room.experts, |room, most| room.experts = most);
+    // Where choices are sorted there is a limit of its own, even if the router's step is left out.
+    let mut sorted = stage.clone();
+    sorted.programs.retain(|program| program.name == "prompt");
+    sorted.programs.iter_mut().for_each(|program| program.steps.retain(|step| !matches!(step.op, Op::Router { .. })));
+    check_limit(&sorted, "experts of a layer", room.experts, |room, most| room.experts = most);
 }

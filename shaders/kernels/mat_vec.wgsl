@@ -5,6 +5,8 @@
 #include "common/functions.wgsl"
 
 var<private> first_row: u32;
+// Of the window. Rows past it are computed as if they were this one, and not stored.
+var<private> last_row: u32;
 
 fn weight_word(i: u32) -> u32 {
     if (GATED && from_second) {
@@ -14,7 +16,7 @@ fn weight_word(i: u32) -> u32 {
 }
 
 fn x_place(n: u32) -> u32 {
-    return args.x_at + (first_row + n) * args.x_stride;
+    return args.x_at + min(first_row + n, last_row) * args.x_stride;
 }
 
 fn vector_at(at: u32) -> f32 {
@@ -70,7 +72,10 @@ fn store(row: u32, output: u32, product: f32, second: f32) {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let lane = thread % LANES;
     let output = group.x * (THREADS / LANES) + thread / LANES;
+    // Nothing is launched for no rows.
+    let rows = run[args.rows_at];
     first_row = group.y * BATCH;
+    last_row = rows - 1u;
     // The last workgroup's spare threads repeat the last output and store nothing.
     let place = min(output, args.outs - 1u) * args.row_bytes;
     add_products(args.w0_at_bytes + place, args.w1_at_bytes + place, args.cols, lane);
@@ -78,7 +83,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (lane != 0u || output >= args.outs) {
         return;
     }
-    let rows = run[args.rows_at];
     for (var n = 0u; n < BATCH; n++) {
         if (first_row + n < rows) {
             store(first_row + n, output, sums[n], second_sums[n]);

@@ -11,6 +11,7 @@ pub mod gpu;
 pub mod hip;
 pub mod params;
 pub mod rope;
+mod trace;
 mod virtual_card;
 pub mod webgpu;
 
@@ -184,7 +185,8 @@ pub trait Backend: Send {
         self.facts().id.clone()
     }
 
-    /// Whether the host's processor is free while a run is under way.
+    /// Whether the host's processor is free while a run is under way. No backend claims that yet, so unless `--expert-misses card`
+    /// or `--reproducible` says otherwise, every expert that a device misses is the processor's.
     fn overlaps_host(&self) -> bool {
         false
     }

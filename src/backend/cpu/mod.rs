@@ -34,8 +34,9 @@ use self::pool::Pool;
 use self::prepare::Prepared;
 use self::vector::Level;
 use self::view::{Memory, SCRATCH_ALIGN};
+use super::trace::trace_steps;
 use super::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
-use crate::program::{ArenaKind, BufferId, Element, Op, RunParams, Slice, Stage};
+use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
 
 const ID: &str = "cpu";
 
@@ -361,19 +362,9 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         self.begin(program, segment, params)?;
         let steps = self.prepared[program.0].segments[segment].clone();
-        let counts = (params.rows.len() as u32, params.outputs.len() as u32);
-        for step in steps.clone() {
-            self.execute(program, segment, params, step - steps.start..step - steps.start + 1)?;
-            let mut seen: Vec<BufferId> = vec![];
-            for view in self.prepared[program.0].program().steps[step].op.writes() {
-                if !seen.contains(&view.buffer) {
-                    seen.push(view.buffer);
-                    let values = self.buffer_values(program, view.buffer, counts)?;
-                    see(step, view.buffer, &values);
-                }
-            }
-        }
-        Ok(())
+        let first = steps.start;
+        let run = |device: &mut Self, step| device.execute(program, segment, params, step - first..step - first + 1);
+        trace_steps(self, |device| device.prepared[program.0].program(), steps, params, run, see)
     }
 
     fn memory(&self) -> MemoryReport {
@@ -389,23 +380,5 @@ impl Backend for CpuBackend {
             None => format!("{ID} scalar"),
             Some(Style { level, rounding }) => format!("{ID} {} {}", level.simd(), rounding.name()),
         }
-    }
-}
-
-impl CpuBackend {
-    /// The rows in use of a buffer; ids as numbers.
-    fn buffer_values(&mut self, id: PreparedId, buffer: BufferId, counts: (u32, u32)) -> Result<Vec<f32>, BackendError> {
-        let program = self.prepared[id.0].program();
-        let decl = program.buffer(buffer);
-        let rows = match decl.rows {
-            crate::program::Rows::Batch => counts.0,
-            crate::program::Rows::Outputs => counts.1,
-        };
-        let (slice, element) = (program.buffer_slice(buffer, rows), decl.element);
-        let bytes = self.arenas()?.bytes_mut(slice)?;
-        Ok(match element {
-            Element::F32 => bytemuck::cast_slice(bytes).to_vec(),
-            Element::U32 => bytemuck::cast_slice::<u8, u32>(bytes).iter().map(|id| *id as f32).collect(),
-        })
     }
 }

@@ -14,8 +14,9 @@ use super::prepared::Prepared;
 use super::target::target;
 use super::{Cause, DevicePiece, DriverError, Event, Stream};
 use crate::backend::gpu::{Lowered, lower, supports};
+use crate::backend::trace::trace_steps;
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
-use crate::program::{ArenaKind, BufferId, Element, Op, Program, Rows, RunParams, Slice, Stage};
+use crate::program::{ArenaKind, BufferId, Op, Program, RunParams, Slice, Stage};
 
 /// Pieces of host memory while weights are read: those in which the engine reads files.
 const LOAD_SLOT_BYTES: usize = 4 << 20;
@@ -199,21 +200,15 @@ impl DeviceBackend {
         format!("the run of program '{}'", self.prepared[id.0].program().name)
     }
 
-    /// The rows in use of a buffer; ids as numbers.
-    fn buffer_values(&mut self, id: PreparedId, buffer: BufferId, params: &RunParams<'_>) -> Result<Vec<f32>, BackendError> {
-        let program = self.prepared[id.0].program();
-        let decl = program.buffer(buffer);
-        let rows = match decl.rows {
-            Rows::Batch => params.rows.len(),
-            Rows::Outputs => params.outputs.len(),
-        };
-        let (slice, element) = (program.buffer_slice(buffer, rows as u32), decl.element);
-        let mut words = vec![0u32; slice.len_bytes as usize / 4];
-        self.download(slice, bytemuck::cast_slice_mut(&mut words))?;
-        Ok(match element {
-            Element::F32 => words.into_iter().map(f32::from_bits).collect(),
-            Element::U32 => words.into_iter().map(|id| id as f32).collect(),
-        })
+    /// Runs one step of a run that has begun, and waits for it.
+    fn run_step(&mut self, id: PreparedId, step: usize) -> Result<(), BackendError> {
+        let prepared = &self.prepared[id.0];
+        let started = prepared.start_step(step, &self.stream, &self.finished);
+        let done = started.and_then(|()| self.finished.wait());
+        let name = format!("step '{}'", prepared.program().steps[step].name);
+        done.map_err(|error| self.failed(&name, error))?;
+        self.copies.follow();
+        Ok(())
     }
 }
 
@@ -347,22 +342,9 @@ impl Backend for DeviceBackend {
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError> {
         self.begin(program, segment, params)?;
-        for step in self.prepared[program.0].steps(segment).unwrap_or_default() {
-            let name = self.prepared[program.0].program().steps[step].name.clone();
-            let started = self.prepared[program.0].start_step(step, &self.stream, &self.finished);
-            let done = started.and_then(|()| self.finished.wait());
-            done.map_err(|error| self.failed(&format!("step '{name}'"), error))?;
-            self.copies.follow();
-            let mut seen: Vec<BufferId> = vec![];
-            for view in self.prepared[program.0].program().steps[step].op.writes() {
-                if !seen.contains(&view.buffer) {
-                    seen.push(view.buffer);
-                    let values = self.buffer_values(program, view.buffer, params)?;
-                    see(step, view.buffer, &values);
-                }
-            }
-        }
-        Ok(())
+        let steps = self.prepared[program.0].steps(segment).unwrap_or_default();
+        let run = |device: &mut Self, step| device.run_step(program, step);
+        trace_steps(self, |device| device.prepared[program.0].program(), steps, params, run, see)
     }
 
     fn memory(&self) -> MemoryReport {

@@ -29,7 +29,7 @@ pub enum Cause {
 }
 
 /// One line a code; a code that is not here is [`Cause::Other`], whatever a newer driver means by it.
-const CODES: [(u32, Cause); 24] = [
+const CODES: [(u32, Cause); 26] = [
     (1, Cause::InvalidValue),
     (2, Cause::OutOfMemory),
     (35, Cause::DriverMismatch),
@@ -46,10 +46,12 @@ const CODES: [(u32, Cause); 24] = [
     (600, Cause::NotReady),
     (700, Cause::Broken("a kernel used an address that is not its own")),
     (702, Cause::Broken("a kernel ran longer than the system allows")),
+    (709, Cause::Broken("its context is gone")),
     (710, Cause::Broken("a kernel's assertion failed")),
     (714, Cause::Broken("a hardware stack error")),
     (715, Cause::Broken("an instruction that the card does not know")),
     (716, Cause::Broken("a misaligned address")),
+    (717, Cause::Broken("an instruction used an address of the wrong kind of memory")),
     (718, Cause::Broken("a program counter outside the code")),
     (719, Cause::Broken("a kernel failed, or the card was lost")),
     (801, Cause::NotSupported),
@@ -131,7 +133,7 @@ mod tests {
         assert_eq!(DriverError::check("f", 0), Ok(()));
         let error = DriverError::new("cuMemAlloc", 2);
         assert_eq!((error.cause, error.is_sticky()), (Cause::OutOfMemory, false));
-        assert!(DriverError::new("f", 700).is_sticky());
+        assert!([700, 709, 717].iter().all(|code| DriverError::new("f", *code).is_sticky()));
         let unknown = DriverError::new("f", 4_000_000_000);
         assert_eq!(unknown.cause, Cause::Other);
         assert!(unknown.to_string().contains("4000000000") && !unknown.is_sticky());

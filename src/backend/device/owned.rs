@@ -142,10 +142,6 @@ impl HostMemory {
         (HostMemory { context: Arc::clone(context), memory, bytes }, refusal)
     }
 
-    pub fn is_pinned(&self) -> bool {
-        matches!(self.memory, Place::Pinned(_))
-    }
-
     pub fn len_bytes(&self) -> usize {
         self.bytes
     }
@@ -170,7 +166,7 @@ impl HostMemory {
 impl Drop for HostMemory {
     fn drop(&mut self) {
         if let Place::Pinned(memory) = self.memory {
-            // SAFETY: the pointer is this memory's own; `Staging` waits for its copies before it drops it.
+            // SAFETY: the pointer is this memory's own; `Copies` waits for its copies before it drops it.
             self.context.give_back(|driver| unsafe { driver.free_pinned(memory) });
         }
     }
@@ -325,7 +321,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: functions and graphs hold an `Arc` of their module, so none is left.
+        // SAFETY: functions hold an `Arc` of their module, so none is left. Graphs hold none: `Prepared` drops them before the
+        // functions that it captured.
         self.context.give_back(|driver| unsafe { driver.unload_module(self.handle) });
     }
 }

@@ -1,6 +1,7 @@
-//! What lowering must know of these cards. The kernels' sizes are those of `kernels-cuda/tiles.h`.
+//! What lowering must know of these cards. The kernels' sizes are those of `kernels-cuda/prelude.h` (groups of a block),
+//! `products/matrix.h` (tiles) and of the constants `MAX_...` in `ops/`.
 
-use crate::backend::gpu::{Activations, Target, Tiles};
+use crate::backend::gpu::{Activations, Room, Target, Tiles};
 
 /// Kernels take pointers, so there is nothing to cut; the same sizes serve all cards.
 pub fn target() -> Target {
@@ -11,13 +12,27 @@ pub fn target() -> Target {
         max_groups_x: i32::MAX as u32,
         max_groups_yz: 65_535,
         activations: Activations::TwoBytes,
-        tiles: Tiles {
-            vector_outs: 4,
-            matrix_outs: 64,
-            matrix_rows: 32,
-            attention_rows: 1,
-            attention_splits: 8,
-            delta_channels: 4,
-        },
+        tiles: Tiles { vector_outs: 4, matrix_outs: 64, matrix_rows: 32, attention_splits: 8, delta_channels: 4 },
+        room: Room { head_dim: 512, delta_keys: 256, index_keys: 1024, experts: 4096 },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rooms_are_those_of_the_kernels() {
+        let Room { head_dim, delta_keys, index_keys, experts } = target().room;
+        for (source, name, most) in [
+            (include_str!("../../../kernels-cuda/ops/attention.h"), "MAX_HEAD_DIM", head_dim),
+            (include_str!("../../../kernels-cuda/ops/recurrent.h"), "MAX_DELTA_KEYS", delta_keys),
+            (include_str!("../../../kernels-cuda/ops/indexer.h"), "MAX_KEY_DIM", index_keys),
+            (include_str!("../../../kernels-cuda/ops/experts.h"), "MAX_EXPERTS", experts),
+        ] {
+            let declared = format!("constexpr u32 {name} = {most}");
+            let end = source.split_once(&declared).and_then(|(_, rest)| rest.chars().next());
+            assert!(matches!(end, Some(';' | ',')), "{declared}");
+        }
     }
 }

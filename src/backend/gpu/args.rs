@@ -151,7 +151,7 @@ args! {
         y_at: u32, y_stride: u32,
         width: u32, streams: u32,
     }
-    /// Rounds rows to whole numbers for products with quantised weights; see `QUANTISED` in the kernels' table.
+    /// Rounds rows to whole numbers for products with quantised weights; see "Rounded activations" in [`gpu`](super).
     QuantiseArgs {
         /// work
         x_at: u32, x_stride: u32,

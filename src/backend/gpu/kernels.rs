@@ -119,7 +119,7 @@ kernels! {
     IndexScores "index_scores" IndexScoresArgs [Run State Work Scratch] One;
     /// 1, rows from `first_row`.
     BlockSelect "block_select" BlockSelectArgs [Run Work Scratch] One;
-    /// Heads, rows / `Tiles::attention_rows`, splits.
+    /// Heads, rows, splits.
     Attention "attention" AttentionArgs [Run State Work Scratch] PerCache;
     /// Heads, rows.
     AttentionMerge "attention_merge" AttentionArgs [Run Work Scratch] One;

@@ -34,6 +34,6 @@ mod target;
 pub use args::{Args, NONE};
 pub use kernels::{KERNELS, Kernel, KernelInfo, Operand};
 pub use launch::{Count, Counts, Extent, Launch, Lowered, Region, Variant, Window};
-pub use lower::{arena_of, lower, quantised_stride, scratch_bytes, supports};
+pub use lower::{lower, supports};
 pub use run_block::{RunBlock, RunLayout};
-pub use target::{Activations, Target, Tiles};
+pub use target::{Activations, Room, Target, Tiles};

@@ -110,10 +110,6 @@ impl RunLayout {
         self.words as u64 * 4
     }
 
-    pub fn rows_at(&self) -> u32 {
-        HEADER_WORDS as u32
-    }
-
     pub fn spans_at(&self) -> u32 {
         (HEADER_WORDS + self.max_rows * ROW_WORDS) as u32
     }

@@ -18,12 +18,23 @@ pub struct Tiles {
     /// Outputs and window rows of a workgroup of `mat_mul` and `expert_mul`.
     pub matrix_outs: u32,
     pub matrix_rows: u32,
-    /// Window rows of a workgroup of `attention` in programs of many rows.
-    pub attention_rows: u32,
     /// Most parts that share the cells of one row, in programs of few rows.
     pub attention_splits: u32,
     /// Value channels of a workgroup of `delta_rule`.
     pub delta_channels: u32,
+}
+
+/// Most that a device's kernels have room for, in registers or in the memory of a workgroup; `u32::MAX` for no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Elements of a head of attention.
+    pub head_dim: u32,
+    /// Key channels of a head of the delta rule.
+    pub delta_keys: u32,
+    /// Elements of a key of the indexer.
+    pub index_keys: u32,
+    /// Experts of a layer, in the router and where choices are sorted.
+    pub experts: u32,
 }
 
 /// What lowering must know of a device.
@@ -41,4 +52,5 @@ pub struct Target {
     pub max_groups_yz: u32,
     pub activations: Activations,
     pub tiles: Tiles,
+    pub room: Room,
 }

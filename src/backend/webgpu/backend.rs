@@ -12,8 +12,9 @@ use super::prepare::{Memory, Parameters, Prepared, buffer};
 use super::shader::{self, Tuning};
 use crate::backend::discovery::CardOptions;
 use crate::backend::gpu::{Lowered, lower, supports};
+use crate::backend::trace::trace_steps;
 use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
-use crate::program::{ArenaKind, BufferId, Element, Op, Rows, RunParams, Slice, Stage, StateKind};
+use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
 
 /// Launches of one submission in programs of many rows, so that no submission keeps a desktop's card for long.
 const SUBMIT_LAUNCHES: usize = 64;
@@ -67,22 +68,6 @@ impl WebGpuBackend {
     }
 }
 
-/// What the kernels have no room for.
-fn check_room(stage: &Stage, op: &Op) -> Result<(), String> {
-    let within = |what: &str, found: u32, most: u32| {
-        if found <= most { Ok(()) } else { Err(format!("{what} {found}; these kernels have room for {most}")) }
-    };
-    match op {
-        Op::Attention { q, .. } => within("heads of", q.dim, shader::MAX_HEAD_DIM),
-        Op::DeltaRule { state, .. } => match stage.state(*state).kind {
-            StateKind::Delta { key_dim, .. } => within("keys of", key_dim, shader::MAX_KEY_DIM),
-            _ => Ok(()),
-        },
-        Op::Router { logits, .. } => within("experts:", logits.width, shader::MAX_EXPERTS),
-        _ => Ok(()),
-    }
-}
-
 impl WebGpuBackend {
     fn memory_of(&self) -> Result<&Memory, BackendError> {
         self.memory.as_ref().ok_or_else(|| self.gpu.rejected("no arenas are open"))
@@ -102,10 +87,6 @@ impl WebGpuBackend {
     }
 
     fn lower(&self, stage: &Stage, program: usize, sizes: ArenaSizes) -> Result<Lowered, BackendError> {
-        let steps = stage.programs.get(program).map(|p| p.steps.as_slice()).unwrap_or_default();
-        for step in steps {
-            check_room(stage, &step.op).map_err(|reason| self.unsupported(step.name.clone(), reason))?;
-        }
         lower(stage, program, sizes, &self.gpu.target).map_err(|(op, reason)| self.unsupported(op, reason))
     }
 
@@ -163,23 +144,6 @@ impl WebGpuBackend {
         prepared.begin(&self.gpu, segment, params)?;
         Ok(prepared.segments[segment].clone())
     }
-
-    /// The rows in use of a buffer; ids as numbers.
-    fn buffer_values(&mut self, id: PreparedId, buffer: BufferId, params: &RunParams<'_>) -> Result<Vec<f32>, BackendError> {
-        let program = self.prepared[id.0].program();
-        let decl = program.buffer(buffer);
-        let rows = match decl.rows {
-            Rows::Batch => params.rows.len(),
-            Rows::Outputs => params.outputs.len(),
-        };
-        let (slice, element) = (program.buffer_slice(buffer, rows as u32), decl.element);
-        let mut words = vec![0u32; slice.len_bytes as usize / 4];
-        self.download(slice, bytemuck::cast_slice_mut(&mut words))?;
-        Ok(match element {
-            Element::F32 => words.into_iter().map(f32::from_bits).collect(),
-            Element::U32 => words.into_iter().map(|id| id as f32).collect(),
-        })
-    }
 }
 
 impl Backend for WebGpuBackend {
@@ -188,7 +152,6 @@ impl Backend for WebGpuBackend {
     }
 
     fn supports(&self, stage: &Stage, op: &Op) -> Result<(), String> {
-        check_room(stage, op)?;
         supports(stage, op, &self.gpu.target)
     }
 
@@ -297,18 +260,9 @@ impl Backend for WebGpuBackend {
         params: &RunParams<'_>,
         see: &mut dyn FnMut(usize, BufferId, &[f32]),
     ) -> Result<(), BackendError> {
-        for step in self.begin(program, segment, params)? {
-            self.submit(program, step..step + 1)?;
-            let mut seen: Vec<BufferId> = vec![];
-            for view in self.prepared[program.0].program().steps[step].op.writes() {
-                if !seen.contains(&view.buffer) {
-                    seen.push(view.buffer);
-                    let values = self.buffer_values(program, view.buffer, params)?;
-                    see(step, view.buffer, &values);
-                }
-            }
-        }
-        Ok(())
+        let steps = self.begin(program, segment, params)?;
+        let run = |device: &mut Self, step| device.submit(program, step..step + 1);
+        trace_steps(self, |device| device.prepared[program.0].program(), steps, params, run, see)
     }
 
     fn memory(&self) -> MemoryReport {

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, PollType, Queue};
 
+use super::arena::PADDING_BYTES;
 use super::memory::vulkan_facts;
-use super::shader::Tuning;
-use crate::backend::gpu::{Activations, Target, Tiles};
+use super::shader::{self, Tuning};
+use crate::backend::gpu::{Activations, Room, Target, Tiles};
 use crate::backend::{BackendError, DeviceFacts};
 
 /// Bytes after a cut of the weights that the buffer before holds too, so that no row of a matrix is torn.
@@ -139,9 +140,10 @@ fn tuning(software: bool, subgroup: u32) -> Tuning {
 
 fn target(limits: &Limits, tuning: &Tuning) -> Target {
     let whole = |bytes: u64| bytes / 256 * 256;
+    let beside = CUT_OVERLAP_BYTES + PADDING_BYTES;
     Target {
         max_binding_bytes: whole(limits.max_storage_buffer_binding_size),
-        cut_bytes: whole(limits.max_buffer_size - CUT_OVERLAP_BYTES.min(limits.max_buffer_size / 2)),
+        cut_bytes: whole(limits.max_buffer_size - beside.min(limits.max_buffer_size / 2)),
         cut_overlap_bytes: CUT_OVERLAP_BYTES,
         max_groups_x: limits.max_compute_workgroups_per_dimension,
         max_groups_yz: limits.max_compute_workgroups_per_dimension,
@@ -150,9 +152,15 @@ fn target(limits: &Limits, tuning: &Tuning) -> Target {
             vector_outs: tuning.threads / tuning.lanes,
             matrix_outs: tuning.threads,
             matrix_rows: tuning.matrix_rows,
-            attention_rows: 1,
             attention_splits: 8,
             delta_channels: tuning.delta_threads,
+        },
+        // Indexer keys stay in the state.
+        room: Room {
+            head_dim: shader::MAX_HEAD_DIM,
+            delta_keys: shader::MAX_KEY_DIM,
+            index_keys: u32::MAX,
+            experts: shader::MAX_EXPERTS,
         },
     }
 }

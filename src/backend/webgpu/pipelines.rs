@@ -55,8 +55,11 @@ impl Pipelines {
         let pipeline = gpu.checked(&format!("kernel {name}"), || {
             let descriptor = ShaderModuleDescriptor { label: Some(&name), source: ShaderSource::Wgsl(Cow::Owned(source)) };
             // SAFETY: the kernels are this program's own. Every index they form lies in the windows of their launch: programs and
-            // runs are checked before, ids of experts and blocks are clamped or made by our own kernels, and weights are read at
-            // most one word past a window, for which buffers are padded. Their loops are bounded by their arguments.
+            // runs are checked before, and rows past the window and ids of experts are clamped; ids of blocks are made by our own
+            // kernels. Products alone read past a row, and what they read there counts for nothing: of plain numbers, whose rows
+            // need not be whole sixteens, the rest of sixteen weights and activations, of other weights the rest of a word. That
+            // is less than `arena::PADDING_BYTES`, which lie behind the weights and the work arena. Loops are bounded by
+            // arguments.
             let module = unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) };
             let pipeline_layout = gpu.device.create_pipeline_layout(&PipelineLayoutDescriptor {
                 label: Some(&name),

@@ -5,7 +5,7 @@ use super::super::kernels::{Kernel, Operand};
 use super::super::launch::Extent;
 use super::super::run_block::AnglesOf;
 use super::rowwise::pairing_code;
-use super::{Call, Lowering, Outcome};
+use super::{Call, Lowering, Outcome, check_room};
 use crate::program::{Heads, KvFormat, Op, StateId, StateKind, View};
 use crate::quant::Format;
 
@@ -23,7 +23,21 @@ struct Cache {
     dim: u32,
 }
 
+struct IndexKeys {
+    cells: u32,
+    dim: u32,
+    ratio: u32,
+}
+
 impl Lowering<'_> {
+    fn index_keys(&self, id: StateId) -> Outcome<IndexKeys> {
+        let StateKind::IndexKeys { cells, dim, ratio } = self.stage.state(id).kind else {
+            return Err("the cache holds no indexer keys".into());
+        };
+        check_room("elements of an indexer key", dim, self.target.room.index_keys)?;
+        Ok(IndexKeys { cells, dim, ratio })
+    }
+
     fn kv_cache(&self, id: StateId) -> Outcome<Cache> {
         let StateKind::Kv { format, cells, kv_heads, head_dim } = self.stage.state(id).kind else {
             return Err("the cache holds no keys and values".into());
@@ -75,6 +89,7 @@ impl Lowering<'_> {
         selection: Option<(View, u32)>,
         gate: Option<Heads>,
     ) -> Outcome {
+        check_room("elements of an attention head", q.dim, self.target.room.head_dim)?;
         let cache = self.kv_cache(id)?;
         let (_, state, state_at, slot_stride) = self.state(id)?;
         let mut views = vec![q.view(), out.view()];
@@ -116,15 +131,12 @@ impl Lowering<'_> {
             splits,
             partial_at,
         };
-        let per = if few { 1 } else { self.target.tiles.attention_rows };
-        let count = self.count_of(q.view());
-        let rows = Extent::Counted { count, first: 0, most: u32::MAX, times: 1, per, extra: 0 };
-        self.check_groups_yz(self.max_rows(q.view()))?;
+        let rows = self.rows_extent(q.view())?;
         let mut call = Call::new(Kernel::Attention, [Extent::Fixed(q.count), rows, Extent::Fixed(splits)]);
         call.format = Some(cache.format);
         self.push(call.work(&work).with(Operand::State, Some(state)), args);
         if splits > 1 {
-            let grid = [Extent::Fixed(q.count), Extent::of(count), Extent::Fixed(1)];
+            let grid = [Extent::Fixed(q.count), rows, Extent::Fixed(1)];
             self.push(Call::new(Kernel::AttentionMerge, grid).work(&work), args);
         }
         Ok(())
@@ -133,9 +145,7 @@ impl Lowering<'_> {
     pub(super) fn indexer(&mut self, op: &Op) -> Outcome {
         match op {
             Op::IndexAppend { key, cache, weight, eps, rope } => {
-                let StateKind::IndexKeys { cells, dim, ratio } = self.stage.state(*cache).kind else {
-                    return Err("the cache holds no indexer keys".into());
-                };
+                let IndexKeys { cells, dim, ratio } = self.index_keys(*cache)?;
                 let (_, state, state_at, slot_stride) = self.state(*cache)?;
                 let work = self.work(&[*key])?;
                 let (key_at, key_stride) = self.place(*key, &work)?;
@@ -168,9 +178,7 @@ impl Lowering<'_> {
     }
 
     fn block_select(&mut self, query: Heads, id: StateId, budget: u32, out: View) -> Outcome {
-        let StateKind::IndexKeys { cells, dim, ratio } = self.stage.state(id).kind else {
-            return Err("the cache holds no indexer keys".into());
-        };
+        let IndexKeys { cells, dim, ratio } = self.index_keys(id)?;
         let (_, state, state_at, slot_stride) = self.state(id)?;
         let work = self.work(&[query.view(), out])?;
         let (query_at, query_stride, head_stride) = self.heads_place(query, &work)?;

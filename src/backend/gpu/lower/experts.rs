@@ -4,7 +4,7 @@ use super::super::args::{ExpertArgs, ExpertGroupArgs, ExpertSumArgs, NONE, Route
 use super::super::kernels::{Kernel, Operand};
 use super::super::launch::{Extent, Region, Window};
 use super::matmul::activation_code;
-use super::{Call, Grouped, Lowering, Outcome, word};
+use super::{Call, Grouped, Lowering, Outcome, check_room, word};
 use crate::program::{ARENA_ALIGN_BYTES, ExpertMatrix, Op, StateId, StateKind, View, WeightDecl, WeightId};
 
 /// Whether two weights are parts of the same experts' slabs.
@@ -129,6 +129,7 @@ impl Lowering<'_> {
     }
 
     fn router(&mut self, logits: View, normalise: bool, ids: View, weights: View) -> Outcome {
+        check_room("experts of a layer", logits.width, self.target.room.experts)?;
         let work = self.work(&[logits, ids, weights])?;
         let (logits_at, logits_stride) = self.place(logits, &work)?;
         let (ids_at, ids_stride) = self.place(ids, &work)?;
@@ -146,6 +147,7 @@ impl Lowering<'_> {
         if let Some(grouped) = self.grouped.filter(|g| g.ids == ids) {
             return Ok(grouped);
         }
+        check_room("experts of a layer", experts, self.target.room.experts)?;
         let work = self.work(&[ids])?;
         let (ids_at, ids_stride) = self.place(ids, &work)?;
         let grouped = Grouped { ids, choices_at: self.choices_at, tiles_at: self.tiles_at };

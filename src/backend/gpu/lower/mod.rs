@@ -14,7 +14,7 @@ use super::target::{Activations, Target};
 use crate::backend::ArenaSizes;
 use crate::backend::params::Limits;
 use crate::program::{
-    ARENA_ALIGN_BYTES, ArenaKind, Heads, Op, Program, Rows, Stage, StateDecl, StateId, View, WeightDecl, WeightId, align_up,
+    ARENA_ALIGN_BYTES, Heads, Op, Program, Rows, Stage, StateDecl, StateId, View, WeightDecl, WeightId, align_up,
 };
 use crate::quant::Format;
 
@@ -39,20 +39,6 @@ pub fn lower(stage: &Stage, index: usize, sizes: ArenaSizes, target: &Target) ->
         steps.push(first..lowering.launches.len());
     }
     lowering.finish(steps).map_err(|problem| (program.name.clone(), problem))
-}
-
-/// Bytes that the programs of a stage need beside the arenas: the largest scratch, and a run block each.
-///
-/// # Errors
-/// As [`lower`].
-pub fn scratch_bytes(stage: &Stage, target: &Target) -> Result<u64, (String, String)> {
-    let (mut scratch, mut blocks) = (0, 0);
-    for index in 0..stage.programs.len() {
-        let lowered = lower(stage, index, ArenaSizes::of(stage), target)?;
-        scratch = lowered.scratch_bytes.max(scratch);
-        blocks += align_up(lowered.run.bytes(), ARENA_ALIGN_BYTES);
-    }
-    Ok(scratch + blocks)
 }
 
 /// Whether a device can run an op of a program.
@@ -219,12 +205,17 @@ impl<'a> Lowering<'a> {
             Op::ExpertDownEach { .. } | Op::ExpertSum { .. } => self.experts(op)?,
             Op::HostExperts { .. } | Op::HostJoin { .. } => {}
         }
-        self.forget_overwritten(op);
+        self.forget_stale(op);
         Ok(())
     }
 
-    /// What was derived from a buffer is stale once the buffer is written.
-    fn forget_overwritten(&mut self, op: &Op) {
+    /// What was derived from a buffer is stale once the buffer is written. Nothing derived outlives a host step: the segment
+    /// after it may run again when its own steps have put something else in the same place of the scratch.
+    fn forget_stale(&mut self, op: &Op) {
+        if op.is_host() {
+            (self.quantised, self.grouped) = (None, None);
+            return;
+        }
         let writes = op.writes();
         let stale = |view: View| writes.iter().any(|w| w.buffer == view.buffer);
         self.quantised = self.quantised.filter(|q| !stale(q.x));
@@ -385,22 +376,17 @@ impl<'a> Lowering<'a> {
     }
 }
 
+/// Refuses more of something than a device's kernels have room for.
+fn check_room(what: &str, number: u32, most: u32) -> Outcome {
+    if number <= most { Ok(()) } else { Err(format!("{number} {what}; kernels of this device have room for {most}")) }
+}
+
 /// Words of a row of rounded activations.
-pub fn quantised_stride(width: u32) -> u32 {
+fn quantised_stride(width: u32) -> u32 {
     width.div_ceil(32) * 20
 }
 
 /// A number of words that fits kernels' arithmetic.
 fn word(value: u64) -> Outcome<u32> {
     u32::try_from(value).ok().filter(|v| *v != NONE).ok_or_else(|| format!("an offset of {value} words"))
-}
-
-/// The arena that a region is.
-pub fn arena_of(region: Region) -> Option<ArenaKind> {
-    match region {
-        Region::Weights => Some(ArenaKind::Weights),
-        Region::State => Some(ArenaKind::State),
-        Region::Work => Some(ArenaKind::Work),
-        Region::Scratch => None,
-    }
 }

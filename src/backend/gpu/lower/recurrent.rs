@@ -3,7 +3,7 @@
 use super::super::args::{CausalConvArgs, DeltaFinishArgs, DeltaRuleArgs};
 use super::super::kernels::{Kernel, Operand};
 use super::super::launch::{Count, Extent};
-use super::{Call, Lowering, Outcome};
+use super::{Call, Lowering, Outcome, check_room};
 use crate::program::{Op, StateKind};
 
 /// Channels of a workgroup of `causal_conv`.
@@ -52,6 +52,7 @@ impl Lowering<'_> {
         let Op::DeltaRule { q, k, v, decay, beta, gate, norm, eps, state, out } = op else {
             return Err("no kernel for the op".into());
         };
+        check_room("key channels of a head of the delta rule", q.dim, self.target.room.delta_keys)?;
         let (_, window, state_at, slot_stride) = self.state(*state)?;
         let work = self.work(&[q.view(), k.view(), v.view(), *decay, *beta, *gate, *out])?;
         let (q_at, q_stride, q_head_stride) = self.heads_place(*q, &work)?;
