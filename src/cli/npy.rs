@@ -1,80 +1,50 @@
 //! `.npy` files written row by row, and files that appear only when they are complete.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write};
+use std::path::Path;
 
 use npyz::WriterBuilder as _;
 
 use super::error::CliError;
-use crate::gguf::ModelFiles;
+use crate::gguf::{self, ModelFiles, WholeFile};
 
-/// A file that gets its name when it is finished. Dropped before that, it leaves nothing behind.
-pub struct AtomicFile {
-    target: PathBuf,
-    /// `None` where the target is no regular file (a pipe, `/dev/null`), which is written directly.
-    partial: Option<PathBuf>,
-    file: Option<BufWriter<File>>,
-}
+/// A [`WholeFile`] whose errors are those of the command line.
+pub struct AtomicFile(WholeFile);
 
 impl AtomicFile {
     pub fn create(target: &Path) -> Result<AtomicFile, CliError> {
-        let fail = |e| CliError::io("write", target, e);
-        let partial = match fs::metadata(target) {
-            Ok(found) if found.is_dir() => return Err(fail(io::Error::other("it is a folder; give the name of a file"))),
-            Ok(found) if !found.is_file() => None,
-            _ => {
-                let mut name =
-                    target.file_name().ok_or_else(|| fail(io::Error::other("the name of a file is missing")))?.to_owned();
-                name.push(format!(".partial-{}", std::process::id()));
-                Some(target.with_file_name(name))
-            }
-        };
-        let file = File::create(partial.as_deref().unwrap_or(target)).map_err(fail)?;
-        Ok(AtomicFile { target: target.to_owned(), partial, file: Some(BufWriter::with_capacity(1 << 20, file)) })
+        Ok(AtomicFile(WholeFile::create(target).map_err(|e| CliError::io("write", target, e))?))
+    }
+
+    pub fn target(&self) -> &Path {
+        self.0.target()
+    }
+
+    /// The error of a write that failed.
+    pub fn failed(&self, source: io::Error) -> CliError {
+        CliError::io("write", self.target(), source)
     }
 
     /// Gives the file its name.
-    pub fn finish(mut self) -> Result<(), CliError> {
-        self.flush().map_err(|e| CliError::io("write", &self.target, e))?;
-        self.file = None;
-        match self.partial.take() {
-            Some(partial) => fs::rename(&partial, &self.target).map_err(|e| {
-                let _ = fs::remove_file(&partial);
-                CliError::io("write", &self.target, e)
-            }),
-            None => Ok(()),
-        }
+    pub fn finish(self) -> Result<(), CliError> {
+        let target = self.target().to_owned();
+        self.0.finish().map_err(|e| CliError::io("write", target, e))
     }
 }
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match &mut self.file {
-            Some(file) => file.write(bytes),
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
+        self.0.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.as_mut().map_or(Ok(()), Write::flush)
-    }
-}
-
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        self.file = None;
-        if let Some(partial) = self.partial.take() {
-            let _ = fs::remove_file(partial);
-        }
+        self.0.flush()
     }
 }
 
 /// Writes a small file whole or not at all.
 pub fn write_whole(target: &Path, text: &str) -> Result<(), CliError> {
-    let mut file = AtomicFile::create(target)?;
-    file.write_all(text.as_bytes()).map_err(|e| CliError::io("write", target, e))?;
-    file.finish()
+    gguf::write_whole(target, text.as_bytes()).map_err(|e| CliError::io("write", target, e))
 }
 
 /// An output must not take the place of the model it is made from.
@@ -107,22 +77,24 @@ impl NpyMatrix {
     pub fn push<T: bytemuck::Pod>(&mut self, rows: &[T]) -> Result<(), CliError> {
         let count = (rows.len() / self.width.max(1)) as u64;
         if !rows.len().is_multiple_of(self.width.max(1)) || count > self.rows_left {
-            return Err(CliError::io("write", &self.file.target, io::Error::other("more rows than announced")));
+            return Err(self.file.failed(io::Error::other("more rows than announced")));
         }
         self.rows_left -= count;
-        self.file.write_all(bytemuck::cast_slice(rows)).map_err(|e| CliError::io("write", &self.file.target, e))
+        self.file.write_all(bytemuck::cast_slice(rows)).map_err(|e| self.file.failed(e))
     }
 
     pub fn finish(self) -> Result<(), CliError> {
         match self.rows_left {
             0 => self.file.finish(),
-            left => Err(CliError::io("write", &self.file.target, io::Error::other(format!("{left} rows are missing")))),
+            left => Err(self.file.failed(io::Error::other(format!("{left} rows are missing")))),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, File};
+
     use super::*;
     use npyz::NpyFile;
 

@@ -180,6 +180,9 @@ impl OpenModel {
         if !compute.quiet {
             note(loaded_line(&launched));
         }
+        for notice in launched.engine.pipeline().experts.iter().flat_map(|experts| experts.notices()) {
+            note(format!("note: {notice}"));
+        }
         let Launched { engine, plan, .. } = launched;
         Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }

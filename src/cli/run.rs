@@ -15,7 +15,7 @@ use super::output::{Output, note};
 use super::read::read_stdin;
 use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
-use super::trace::keep_trace;
+use super::trace::{keep_trace, trace_file};
 use crate::engine::{Finish, GenerateOptions, Generation};
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
@@ -98,6 +98,7 @@ pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
             opened.model.dims().context,
         )));
     }
+    let trace = trace.map(|path| trace_file(&opened.files, path)).transpose()?;
     let opening = Opening { record: trace.is_some(), ..Opening::new(context, &args.compute, Stopping::AtOnce) };
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
@@ -105,8 +106,8 @@ pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let mut sequence = loaded.engine.start()?;
     let finish = answer.generate(&mut generation, &mut loaded.engine, &mut sequence)?;
     let report = Report::new(&loaded, &generation.stats());
-    if let Some(path) = trace {
-        keep_trace(&mut loaded, &generation.stats(), path)?;
+    if let Some(file) = trace {
+        keep_trace(&mut loaded, &generation.stats(), file)?;
     }
     let stopped = finish == Finish::Interrupted;
     if args.json {

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::error::CliError;
 use super::report::{percent, short};
 use crate::engine::{Engine, GenerationStats};
-use crate::experts::{ExpertOptions, Misses, Policy, Profile, Rates, TierStats};
+use crate::experts::{ExpertError, ExpertOptions, Misses, Policy, Profile, Rates, TierStats};
 use crate::units::HumanBytes;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,11 +50,11 @@ impl TierArgs {
             MissesArg::Card => Misses::Card,
         };
         let profile = match &self.expert_profile {
-            Some(path) if path.exists() => Some(Profile::load(path).map_err(|e| CliError::Usage(e.to_string()))?),
+            Some(path) if path.exists() => Some(Profile::load(path).map_err(expert_error)?),
             Some(path) => {
                 // Better now than when everything is done.
                 let empty = Profile { model: String::new(), tokens: 0, layers: Default::default() };
-                empty.save(path).map_err(|e| CliError::Usage(e.to_string()))?;
+                empty.save(path).map_err(expert_error)?;
                 None
             }
             None => None,
@@ -67,6 +67,15 @@ impl TierArgs {
             policy: Policy { swaps_per_token: self.expert_swaps, ..Policy::default() },
             ..ExpertOptions::default()
         })
+    }
+}
+
+/// An error of a trace or a profile that the user named: a file that cannot be read or written is no wrong argument, one that
+/// holds something else is.
+pub fn expert_error(error: ExpertError) -> CliError {
+    match error {
+        ExpertError::Io { file, action, source } => CliError::io(action, file, source),
+        other => CliError::Usage(other.to_string()),
     }
 }
 

@@ -7,12 +7,15 @@ use clap::Args;
 use serde::Serialize;
 
 use super::error::CliError;
+use super::npy::{AtomicFile, not_the_model};
 use super::open::Loaded;
 use super::output::{Output, note};
 use super::report::short;
 use super::run::{RunArgs, answer};
+use super::tiers::expert_error;
 use crate::engine::GenerationStats;
-use crate::experts::{ExpertError, Policy, Prediction, Profile, Replay, Trace, replay};
+use crate::experts::{Policy, Prediction, Profile, Replay, Trace, replay};
+use crate::gguf::ModelFiles;
 
 const TRACE_EXAMPLES: &str = "\
 Examples:
@@ -35,11 +38,20 @@ pub fn trace(args: &TraceArgs) -> Result<(), CliError> {
     answer(&args.run, Some(&args.output))
 }
 
+/// The file of a trace. Made before a large model is loaded, and never in the place of the model.
+///
+/// # Errors
+/// A file that cannot be written, or that is one of the model's.
+pub fn trace_file(files: &ModelFiles, path: &Path) -> Result<AtomicFile, CliError> {
+    not_the_model(files, path)?;
+    AtomicFile::create(path)
+}
+
 /// Writes what was chosen for an answer.
 ///
 /// # Errors
 /// A model without experts, or a file that cannot be written.
-pub fn keep_trace(loaded: &mut Loaded, stats: &GenerationStats, path: &Path) -> Result<(), CliError> {
+pub fn keep_trace(loaded: &mut Loaded, stats: &GenerationStats, mut file: AtomicFile) -> Result<(), CliError> {
     let steps = stats.decode_steps.max(1) as f64;
     // The time of the prompt's experts is not told apart from that of the answer's: it is taken by tokens.
     let tiers_s = stats.tiers.map_or(0.0, |t| {
@@ -51,8 +63,10 @@ pub fn keep_trace(loaded: &mut Loaded, stats: &GenerationStats, path: &Path) -> 
     let Some(kept) = kept else {
         return Err(CliError::Usage("the model has no experts, so there is nothing to trace".into()));
     };
-    kept.save(path).map_err(usage)?;
-    note(format!("{} windows of {} layers in '{}'", kept.windows(), kept.header.layers.len(), path.display()));
+    kept.write(&mut file).map_err(|e| file.failed(e))?;
+    let told = format!("{} windows of {} layers in '{}'", kept.windows(), kept.header.layers.len(), file.target().display());
+    file.finish()?;
+    note(told);
     Ok(())
 }
 
@@ -102,8 +116,8 @@ struct Line {
 }
 
 pub fn replay_trace(args: &ReplayArgs) -> Result<(), CliError> {
-    let trace = Trace::load(&args.trace).map_err(usage)?;
-    let profile = args.expert_profile.as_deref().map(Profile::load).transpose().map_err(usage)?;
+    let trace = Trace::load(&args.trace).map_err(expert_error)?;
+    let profile = args.expert_profile.as_deref().map(Profile::load).transpose().map_err(expert_error)?;
     let recorded = trace.header.policy;
     let policy = Policy {
         margin: args.margin.unwrap_or(recorded.margin),
@@ -113,7 +127,7 @@ pub fn replay_trace(args: &ReplayArgs) -> Result<(), CliError> {
     for slots in wanted_slots(args, &trace) {
         let wishes =
             Replay { card_slots: Some(slots), ram_slots: args.ram_slots, policy, profile: profile.clone(), ..Replay::of(&trace) };
-        lines.push(line(slots, &replay(&trace, &wishes).map_err(usage)?));
+        lines.push(line(slots, &replay(&trace, &wishes).map_err(expert_error)?));
     }
     let mut out = Output::new();
     if args.json {
@@ -154,12 +168,8 @@ fn wanted_slots(args: &ReplayArgs, trace: &Trace) -> Vec<u32> {
     }
     let most = trace.header.layers.iter().map(|l| l.experts).max().unwrap_or(0);
     let mut slots: Vec<u32> = trace.header.layers.iter().map(|l| l.card_slots).collect();
-    slots.extend((0..=8).map(|eighth| most * eighth / 8));
+    slots.extend((0..=8u64).map(|eighth| (u64::from(most) * eighth / 8) as u32));
     slots.sort_unstable();
     slots.dedup();
     slots
-}
-
-fn usage(error: ExpertError) -> CliError {
-    CliError::Usage(error.to_string())
 }

@@ -3,17 +3,13 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::ExpertError;
-use crate::gguf::ModelFiles;
-
-/// What unbuffered reads must be multiples of: the largest sector of common disks.
-const SECTOR_BYTES: usize = 4096;
+use crate::gguf::{ModelFiles, SECTOR_BYTES, SectorBuffer, open_unbuffered, read_some_at};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskOptions {
@@ -38,28 +34,13 @@ pub struct Stretch {
     pub len_bytes: usize,
 }
 
-/// Memory that holds a stretch with the sectors around it.
-#[derive(Debug)]
-struct Buffer {
-    bytes: Vec<u8>,
-    /// First byte at a multiple of a sector.
-    start: usize,
-}
-
-impl Buffer {
-    fn new(largest_bytes: usize) -> Buffer {
-        let bytes = vec![0; largest_bytes + 3 * SECTOR_BYTES];
-        let start = bytes.as_ptr().align_offset(SECTOR_BYTES).min(SECTOR_BYTES);
-        Buffer { bytes, start }
-    }
-}
-
 #[derive(Debug)]
 struct Job {
     tag: u64,
     epoch: u64,
     stretch: Stretch,
-    buffer: Buffer,
+    /// Holds the stretch with the sectors around it.
+    buffer: SectorBuffer,
 }
 
 #[derive(Debug)]
@@ -81,7 +62,7 @@ pub struct DiskReader {
     jobs: Option<SyncSender<Job>>,
     outcomes: Receiver<Outcome>,
     workers: Vec<JoinHandle<()>>,
-    free: Vec<Buffer>,
+    free: Vec<SectorBuffer>,
     in_flight: usize,
     epoch: u64,
     options: DiskOptions,
@@ -92,13 +73,13 @@ pub struct DiskReader {
 pub struct Arrived {
     pub tag: u64,
     pub len_bytes: usize,
-    buffer: Buffer,
+    buffer: SectorBuffer,
     at: usize,
 }
 
 impl Arrived {
     pub fn bytes(&self) -> &[u8] {
-        &self.buffer.bytes[self.at..self.at + self.len_bytes]
+        &self.buffer.get()[self.at..self.at + self.len_bytes]
     }
 }
 
@@ -138,14 +119,14 @@ impl DiskReader {
             let work = builder.spawn(move || work(&files, &shards, &queue, &done));
             workers.push(work.map_err(|e| ExpertError::Threads { reason: e.to_string() })?);
         }
-        let free = (0..count).map(|_| Buffer::new(largest_bytes)).collect();
+        let free = (0..count).map(|_| SectorBuffer::new(largest_bytes + 2 * SECTOR_BYTES)).collect();
         let reader = DiskReader { jobs: Some(jobs), outcomes, workers, free, in_flight: 0, epoch: 0, options };
         Ok((reader, notices))
     }
 
     /// Bytes of the buffers.
     pub fn buffer_bytes(&self) -> u64 {
-        self.free.iter().map(|b| b.bytes.len() as u64).sum()
+        self.free.iter().map(SectorBuffer::taken_bytes).sum()
     }
 
     /// Begins a read, unless as many as may be are under way.
@@ -248,58 +229,28 @@ fn work(files: &ModelFiles, shards: &[Shard], queue: &Mutex<Receiver<Job>>, done
 }
 
 /// Reads the sectors that hold the stretch; the place of its first byte in the buffer.
-fn read_sectors(file: &File, stretch: Stretch, buffer: &mut Buffer) -> io::Result<usize> {
+fn read_sectors(file: &File, stretch: Stretch, buffer: &mut SectorBuffer) -> io::Result<usize> {
     let skip = (stretch.offset_bytes % SECTOR_BYTES as u64) as usize;
     let first = stretch.offset_bytes - skip as u64;
     let wanted = skip + stretch.len_bytes;
-    let room = &mut buffer.bytes[buffer.start..buffer.start + wanted.next_multiple_of(SECTOR_BYTES)];
+    let room = &mut buffer.get_mut()[..wanted.next_multiple_of(SECTOR_BYTES)];
     let mut have = 0;
     // Whole sectors only: the last read of a file may be shorter, and a shorter one elsewhere is continued at a sector.
     while have < wanted {
         let at = have / SECTOR_BYTES * SECTOR_BYTES;
-        match read_some(file, first + at as u64, &mut room[at..]) {
+        match read_some_at(file, first + at as u64, &mut room[at..]) {
             Ok(count) if at + count > have => have = at + count,
             Ok(_) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
     }
-    Ok(buffer.start + skip)
+    Ok(skip)
 }
 
-fn read_buffered(files: &ModelFiles, stretch: Stretch, buffer: &mut Buffer) -> io::Result<usize> {
-    let room = &mut buffer.bytes[buffer.start..buffer.start + stretch.len_bytes];
-    files.read_shard(stretch.shard, stretch.offset_bytes, room)?;
-    Ok(buffer.start)
-}
-
-#[cfg(target_os = "linux")]
-fn open_unbuffered(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
-}
-
-#[cfg(windows)]
-fn open_unbuffered(path: &Path) -> io::Result<File> {
-    use std::os::windows::fs::OpenOptionsExt;
-    /// `FILE_FLAG_NO_BUFFERING`
-    const NO_BUFFERING: u32 = 0x2000_0000;
-    File::options().read(true).custom_flags(NO_BUFFERING).open(path)
-}
-
-#[cfg(not(any(target_os = "linux", windows)))]
-fn open_unbuffered(_path: &Path) -> io::Result<File> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no unbuffered reads"))
-}
-
-#[cfg(unix)]
-fn read_some(file: &File, offset: u64, to: &mut [u8]) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, to, offset)
-}
-
-#[cfg(windows)]
-fn read_some(file: &File, offset: u64, to: &mut [u8]) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, to, offset)
+fn read_buffered(files: &ModelFiles, stretch: Stretch, buffer: &mut SectorBuffer) -> io::Result<usize> {
+    files.read_shard(stretch.shard, stretch.offset_bytes, &mut buffer.get_mut()[..stretch.len_bytes])?;
+    Ok(0)
 }
 
 #[cfg(test)]

@@ -27,8 +27,14 @@ pub enum ExpertError {
          a smaller context or a larger card gives one"
     )]
     NoSlotForReproducible { layer: u32 },
-    #[error("layer {layer}: {bytes} bytes of RAM for experts are less than one expert; a larger --ram-budget helps")]
-    NoRam { layer: u32, bytes: u64 },
+    #[error("layer {layer}: RAM has no room for one expert; a larger --ram-budget helps")]
+    NoRam { layer: u32 },
+    #[error(
+        "layer {layer}: with --reproducible or --expert-misses card missed experts go through slots of the card that hold nobody, \
+         and RAM has no room for the experts that would lie there instead. --ram-experts disk reads them from the model's files; \
+         without these flags the processor computes them"
+    )]
+    NoRamForRing { layer: u32 },
     #[error(
         "slot {slot} of layer {layer} does not hold what was copied to it: expert {expert} has checksum {expected:016x}, the \
              slot {found:016x}"

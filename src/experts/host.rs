@@ -92,14 +92,6 @@ fn build(layers: &[Geometry], ram_slots: &[u32], shapes: &[u32]) -> Result<Built
 }
 
 impl Host {
-    /// Bytes of the host's arenas: RAM slots, and working memory.
-    ///
-    /// # Errors
-    /// Layers that the host cannot compute.
-    pub fn sizes(layers: &[Geometry], ram_slots: &[u32], shapes: &[u32]) -> Result<ArenaSizes, ExpertError> {
-        Ok(ArenaSizes::of(&build(layers, ram_slots, shapes)?.0))
-    }
-
     /// Takes the memory and prepares the programs.
     ///
     /// # Errors

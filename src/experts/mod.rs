@@ -44,8 +44,8 @@ pub use trace::{Trace, TraceHeader, TraceLayer, TraceRecord, TraceWriter};
 
 use self::disk::{DiskReader, Stretch};
 use self::host::Host;
+use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::backend::{ArenaSizes, Backend};
 use crate::gguf::ModelFiles;
 use crate::program::{ArenaKind, Slice, Stage};
 
@@ -68,6 +68,8 @@ pub const RING_SLOTS: u32 = 4;
 pub struct ExpertOptions {
     /// Slots of RAM for each layer of the model; `None`: RAM holds every expert.
     pub ram_slots: Option<Vec<u32>>,
+    /// Experts may lie on disk alone. Otherwise the ring takes no slot of the card whose expert has no place in RAM.
+    pub may_stay_on_disk: bool,
     pub policy: Policy,
     pub misses: Misses,
     /// Every expert is computed by the same arithmetic wherever it is, so that the same tokens give the same bits.
@@ -87,6 +89,7 @@ impl Default for ExpertOptions {
     fn default() -> ExpertOptions {
         ExpertOptions {
             ram_slots: None,
+            may_stay_on_disk: true,
             policy: Policy::default(),
             misses: Misses::Auto,
             reproducible: false,
@@ -133,8 +136,6 @@ pub struct ExpertPlan {
     ram_slots: Vec<u32>,
     shapes: Vec<u32>,
     stages: usize,
-    /// RAM slots and working memory on the host.
-    pub host: ArenaSizes,
 }
 
 impl ExpertPlan {
@@ -159,13 +160,12 @@ impl ExpertPlan {
             let slots = wished(g).min(g.experts);
             // Where the card has them all, RAM may have none.
             if slots == 0 && g.card_slots < g.experts {
-                return Err(ExpertError::NoRam { layer: g.layer, bytes: 0 });
+                return Err(ExpertError::NoRam { layer: g.layer });
             }
             ram_slots.push(slots);
         }
         let shapes = host::shapes(stages);
-        let host = Host::sizes(&layers, &ram_slots, &shapes)?;
-        Ok(Some(ExpertPlan { layers, ram_slots, shapes, stages: stages.len(), host }))
+        Ok(Some(ExpertPlan { layers, ram_slots, shapes, stages: stages.len() }))
     }
 
     /// Takes RAM and starts the readers. Nothing is loaded yet.
@@ -179,20 +179,20 @@ impl ExpertPlan {
         cpu: &CpuOptions,
         options: ExpertOptions,
     ) -> Result<Experts, ExpertError> {
-        let ExpertPlan { layers, ram_slots, shapes, stages, .. } = self;
+        let ExpertPlan { layers, ram_slots, shapes, stages } = self;
         let backend = CpuBackend::new(cpu.clone())?;
         // Where card and processor compute alike, nobody needs to move for the same bits.
         let alike = |g: &Geometry| devices.get(g.stage).is_some_and(|d| d.arithmetic() == backend.arithmetic());
         let overlaps = devices.iter().all(|d| d.overlaps_host());
         let mut ring = vec![];
-        for g in &layers {
-            let must = options.reproducible && !alike(g) && g.card_slots < g.experts;
+        for (g, ram) in layers.iter().zip(&ram_slots) {
+            let must = options.reproducible && !alike(g);
             if must && g.card_slots == 0 {
                 return Err(ExpertError::NoSlotForReproducible { layer: g.layer });
             }
-            let wanted = must || options.misses == Misses::Card || (options.misses == Misses::Auto && overlaps);
-            let all = g.card_slots >= g.experts;
-            ring.push(if wanted && !all { RING_SLOTS.min(g.card_slots) } else { 0 });
+            let want = Want { forced: must || options.misses == Misses::Card, auto: options.misses == Misses::Auto && overlaps };
+            let slots = ring_slots((g.experts, g.card_slots, *ram), want, options.may_stay_on_disk);
+            ring.push(slots.ok_or(ExpertError::NoRamForRing { layer: g.layer })?);
         }
         let misses = if options.reproducible && !layers.iter().all(alike) { Misses::Card } else { options.misses };
         let options = ExpertOptions { misses, ..options };
@@ -235,6 +235,24 @@ impl ExpertPlan {
             options,
         })
     }
+}
+
+/// Whether missed experts go to the card: all of them, or those that are done sooner there.
+#[derive(Debug, Clone, Copy)]
+struct Want {
+    forced: bool,
+    auto: bool,
+}
+
+/// Slots of a layer that are a ring, of its experts, the card's slots and those of RAM. Where no expert may stay on disk, the ring
+/// takes no slot whose expert would then be in none; `None` if there is no other and the ring is needed.
+fn ring_slots((experts, card, ram): (u32, u32, u32), want: Want, may_stay_on_disk: bool) -> Option<u32> {
+    if card >= experts || card == 0 || !(want.forced || want.auto) {
+        return Some(0);
+    }
+    let spare = if may_stay_on_disk { RING_SLOTS } else { card.saturating_add(ram).saturating_sub(experts) };
+    let slots = RING_SLOTS.min(card).min(spare);
+    (slots > 0 || !want.forced).then_some(slots)
 }
 
 /// Who lies where at the start.
@@ -441,5 +459,31 @@ impl Drop for Experts {
 impl std::fmt::Debug for Experts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Experts").field("layers", &self.layers.len()).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_takes_no_slot_whose_expert_would_be_nowhere() {
+        let [none, auto, forced] = [(false, false), (false, true), (true, false)].map(|(forced, auto)| Want { forced, auto });
+        // A copy of all in RAM: the ring has what it wants. The others alone: it has nothing, and a forced one is refused.
+        for (ram, may, of_auto, of_forced) in [
+            (64, false, 4, Some(4)),
+            (32, false, 0, None),
+            (34, false, 2, Some(2)),
+            (32, true, 4, Some(4)),
+            (5, true, 4, Some(4)),
+        ] {
+            assert_eq!(ring_slots((64, 32, ram), none, may), Some(0));
+            assert_eq!(ring_slots((64, 32, ram), auto, may), Some(of_auto), "{ram} in RAM");
+            assert_eq!(ring_slots((64, 32, ram), forced, may), of_forced, "{ram} in RAM");
+        }
+        // Layers that the card holds whole or not at all have none.
+        assert_eq!(ring_slots((64, u32::MAX, 0), forced, false), Some(0));
+        assert_eq!(ring_slots((64, 0, 64), forced, false), Some(0));
+        assert_eq!(ring_slots((64, 3, 64), auto, false), Some(3));
     }
 }

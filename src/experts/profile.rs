@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{ExpertError, Popularity};
+use crate::gguf::write_whole;
 
 /// Uses by layer and expert, as a JSON file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,8 +38,7 @@ impl Profile {
     pub fn save(&self, path: &Path) -> Result<(), ExpertError> {
         let failed = |source| ExpertError::Io { file: path.display().to_string(), action: "write", source };
         let text = serde_json::to_vec(self).map_err(|e| failed(e.into()))?;
-        let beside = path.with_extension("new");
-        std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path)).map_err(failed)
+        write_whole(path, &text).map_err(failed)
     }
 
     /// Adds the counts of earlier sessions.
@@ -47,10 +47,10 @@ impl Profile {
             let most = before.tokens.max(1);
             (u128::from(n) * u128::from(most.min(MEMORY_TOKENS)) / u128::from(most)) as u64
         };
-        self.tokens += keep(before.tokens);
+        self.tokens = self.tokens.saturating_add(keep(before.tokens));
         for (layer, counts) in &before.layers {
             let own = self.layers.entry(*layer).or_insert_with(|| vec![0; counts.len()]);
-            own.iter_mut().zip(counts).for_each(|(own, n)| *own += keep(*n));
+            own.iter_mut().zip(counts).for_each(|(own, n)| *own = own.saturating_add(keep(*n)));
         }
     }
 
@@ -79,8 +79,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.json");
         let p = profile(10, &[1, 2, 3]);
+        let neighbour = folder.path().join("p.new");
+        std::fs::write(&neighbour, "the user's").unwrap();
         p.save(&path).unwrap();
         p.save(&path).unwrap();
+        assert_eq!(std::fs::read(&neighbour).unwrap(), b"the user's");
         assert_eq!(Profile::load(&path).unwrap(), p);
         assert!(p.popularity(3, 4).is_err());
         assert_eq!(p.popularity(9, 4).unwrap(), Popularity::new(4));
@@ -96,5 +99,15 @@ mod tests {
         assert_eq!(now, profile(110, &[6, 2, 4]));
         now.add(&profile(MEMORY_TOKENS * 4, &[4000, 0, 0]));
         assert_eq!(now.layers[&3][0], 1006);
+    }
+
+    /// A file may say anything.
+    #[test]
+    fn no_count_is_too_large() {
+        let mut now = profile(u64::MAX, &[u64::MAX, 1, 2]);
+        now.add(&profile(1, &[u64::MAX, u64::MAX, 0, 7]));
+        assert_eq!(now, profile(u64::MAX, &[u64::MAX, u64::MAX, 2]));
+        now.add(&profile(0, &[u64::MAX]));
+        assert!(now.popularity(3, 3).unwrap().score(0).is_finite());
     }
 }

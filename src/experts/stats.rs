@@ -75,12 +75,7 @@ impl TierStats {
 
     /// Share of the choices that were held on a card; 1 where there were none.
     pub fn card_hit_rate(&self) -> f64 {
-        share(self.card_calls, self.calls())
-    }
-
-    /// Of the choices that missed the card, the share that RAM had.
-    pub fn ram_hit_rate(&self) -> f64 {
-        share(self.ram_calls, self.ram_calls + self.disk_calls)
+        if self.calls() == 0 { 1.0 } else { self.card_calls as f64 / self.calls() as f64 }
     }
 
     /// The tier that windows waited for longest, with its time.
@@ -96,10 +91,6 @@ impl TierStats {
     }
 }
 
-fn share(part: u64, all: u64) -> f64 {
-    if all == 0 { 1.0 } else { part as f64 / all as f64 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,9 +98,9 @@ mod tests {
     #[test]
     fn rates_and_the_slow_tier_follow_the_counts() {
         let mut s = TierStats::default();
-        assert_eq!((s.card_hit_rate(), s.ram_hit_rate(), s.slowest()), (1.0, 1.0, None));
+        assert_eq!((s.card_hit_rate(), s.slowest()), (1.0, None));
         (s.card_calls, s.ram_calls, s.disk_calls) = (6, 3, 1);
-        assert_eq!((s.card_hit_rate(), s.ram_hit_rate()), (0.6, 0.75));
+        assert_eq!(s.card_hit_rate(), 0.6);
         s.disk_time = Duration::from_millis(3);
         s.processor_time = Duration::from_millis(2);
         assert_eq!(s.slowest(), Some(("disk", Duration::from_millis(3))));

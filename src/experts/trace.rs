@@ -1,6 +1,6 @@
 //! What the router chose, window by window, kept in a file: a line of JSON, then little-endian words.
 
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,36 @@ pub struct Trace {
 const WINDOW: u32 = u32::MAX;
 /// A record larger than any window is damage.
 const MOST_IDS: u32 = 1 << 24;
+/// Numbers of experts are two bytes.
+const MOST_EXPERTS: u32 = 1 << 16;
+/// Experts of all layers together, for each of which a replay takes memory: many times those of any model.
+const MOST_EXPERTS_OF_ALL: u64 = 1 << 22;
+/// An expert larger than any machine is damage.
+const MOST_SLAB_BYTES: u64 = 1 << 40;
+
+impl TraceHeader {
+    /// What a replay relies on. A file may say anything.
+    fn check(&self) -> Result<(), String> {
+        for TraceLayer { layer, experts, used, slab_bytes, .. } in &self.layers {
+            if *experts > MOST_EXPERTS {
+                return Err(format!("layer {layer} has {experts} experts, more than {MOST_EXPERTS}"));
+            }
+            if *used == 0 || used > experts {
+                return Err(format!("layer {layer} uses {used} of {experts} experts"));
+            }
+            if *slab_bytes > MOST_SLAB_BYTES {
+                return Err(format!("layer {layer} has experts of {slab_bytes} bytes"));
+            }
+        }
+        if self.layers.iter().map(|l| u64::from(l.experts)).sum::<u64>() > MOST_EXPERTS_OF_ALL {
+            return Err(format!("its layers have more than {MOST_EXPERTS_OF_ALL} experts"));
+        }
+        if !self.layers.is_sorted_by_key(|l| l.stage) {
+            return Err("its layers are not in the order of the stages".into());
+        }
+        Ok(())
+    }
+}
 
 /// Collects records.
 #[derive(Debug)]
@@ -80,33 +110,28 @@ impl Trace {
     }
 
     /// # Errors
-    /// What the system says.
-    pub fn save(&self, path: &Path) -> Result<(), ExpertError> {
-        let failed = |source| ExpertError::Io { file: path.display().to_string(), action: "write", source };
-        let write = || -> std::io::Result<()> {
-            let mut out = BufWriter::new(std::fs::File::create(path)?);
-            serde_json::to_writer(&mut out, &self.header)?;
-            out.write_all(b"\n")?;
-            for record in &self.records {
-                match record {
-                    TraceRecord::Window { stage, rows } => {
-                        for word in [WINDOW, *stage, *rows] {
-                            out.write_all(&word.to_le_bytes())?;
-                        }
+    /// What the writer says.
+    pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        serde_json::to_writer(&mut *out, &self.header)?;
+        out.write_all(b"\n")?;
+        for record in &self.records {
+            match record {
+                TraceRecord::Window { stage, rows } => {
+                    for word in [WINDOW, *stage, *rows] {
+                        out.write_all(&word.to_le_bytes())?;
                     }
-                    TraceRecord::Choices { layer, rows, ids } => {
-                        for word in [*layer, *rows, ids.len() as u32] {
-                            out.write_all(&word.to_le_bytes())?;
-                        }
-                        for id in ids {
-                            out.write_all(&id.to_le_bytes())?;
-                        }
+                }
+                TraceRecord::Choices { layer, rows, ids } => {
+                    for word in [*layer, *rows, ids.len() as u32] {
+                        out.write_all(&word.to_le_bytes())?;
+                    }
+                    for id in ids {
+                        out.write_all(&id.to_le_bytes())?;
                     }
                 }
             }
-            out.flush()
-        };
-        write().map_err(failed)
+        }
+        out.flush()
     }
 
     /// # Errors
@@ -122,6 +147,7 @@ impl Trace {
             return Err(bad("it is cut short".into()));
         }
         let header: TraceHeader = serde_json::from_slice(&line).map_err(|e| bad(e.to_string()))?;
+        header.check().map_err(bad)?;
         let mut records = vec![];
         let mut words = [0; 12];
         while !input.fill_buf().map_err(failed)?.is_empty() {
@@ -165,14 +191,14 @@ mod tests {
     fn a_trace_survives_a_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let t = trace();
-        t.save(file.path()).unwrap();
+        t.write(&mut file.as_file()).unwrap();
         assert_eq!(Trace::load(file.path()).unwrap(), t);
     }
 
     #[test]
     fn damage_is_told_and_never_a_panic() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        trace().save(file.path()).unwrap();
+        trace().write(&mut file.as_file()).unwrap();
         let whole = std::fs::read(file.path()).unwrap();
         let start = whole.iter().position(|b| *b == b'\n').unwrap() + 1;
         for cut in [0, 5, start - 1, start + 3, start + 13, whole.len() - 1] {
@@ -185,5 +211,29 @@ mod tests {
             std::fs::write(file.path(), &bytes).unwrap();
             assert!(matches!(Trace::load(file.path()), Err(ExpertError::Trace { .. })), "byte {at}");
         }
+    }
+
+    #[test]
+    fn layers_that_no_model_has_are_refused() {
+        let refused = |layers: &[TraceLayer]| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let t = trace();
+            let header = TraceHeader { layers: layers.to_vec(), ..t.header };
+            Trace { header, ..t }.write(&mut file.as_file()).unwrap();
+            match Trace::load(file.path()) {
+                Err(ExpertError::Trace { reason, .. }) => reason,
+                other => panic!("{other:?}"),
+            }
+        };
+        let sound = trace().header.layers.remove(0);
+        let with = |experts, used| TraceLayer { experts, used, ..sound.clone() };
+        for (experts, used) in [(65_537, 2), (u32::MAX, 2), (8, 0), (8, 9), (0, 0), (0, 2)] {
+            let reason = refused(&[with(experts, used)]);
+            assert!(reason.contains("layer 4") && reason.contains("experts"), "{reason}");
+        }
+        assert!(refused(&[TraceLayer { slab_bytes: u64::MAX, ..sound.clone() }]).contains("bytes"));
+        assert!(refused(&vec![with(65_536, 2); 65]).contains("more than 4194304"));
+        let later = TraceLayer { stage: 1, ..sound.clone() };
+        assert!(refused(&[later, sound.clone()]).contains("order"));
     }
 }

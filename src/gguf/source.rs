@@ -30,7 +30,7 @@ impl Source {
     /// `UnexpectedEof` if there are fewer, or what the system says.
     pub fn read_exact_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         if let Source::File(file) = self {
-            return file_read_exact_at(file, offset, buffer);
+            return read_exact_at(file, offset, buffer);
         }
         let bytes = self.in_memory().unwrap_or_default();
         let wanted = usize::try_from(offset)
@@ -42,17 +42,13 @@ impl Source {
     }
 }
 
-#[cfg(unix)]
-fn file_read_exact_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, buffer, offset)
-}
-
-/// `seek_read` moves the file's own position as well, which nothing here uses.
-#[cfg(windows)]
-fn file_read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
+/// Fills `buffer` with the bytes of a file from `offset` on.
+///
+/// # Errors
+/// `UnexpectedEof` if there are fewer, or what the system says.
+pub fn read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io::Result<()> {
     while !buffer.is_empty() {
-        match file.seek_read(buffer, offset) {
+        match read_some_at(file, offset, buffer) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 buffer = &mut buffer[count..];
@@ -63,4 +59,22 @@ fn file_read_exact_at(file: &File, mut offset: u64, mut buffer: &mut [u8]) -> io
         }
     }
     Ok(())
+}
+
+/// Reads once: as many bytes as the system gives.
+///
+/// # Errors
+/// What the system says.
+#[cfg(unix)]
+pub fn read_some_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::unix::fs::FileExt::read_at(file, buffer, offset)
+}
+
+/// Reads once: as many bytes as the system gives. `seek_read` moves the file's own position as well, which nothing here uses.
+///
+/// # Errors
+/// What the system says.
+#[cfg(windows)]
+pub fn read_some_at(file: &File, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+    std::os::windows::fs::FileExt::seek_read(file, buffer, offset)
 }

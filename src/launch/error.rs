@@ -76,7 +76,8 @@ impl LaunchError {
             | LaunchError::NoRamForExperts { .. }
             | LaunchError::Allocation { .. } => true,
             LaunchError::Experts(error) => {
-                matches!(error, ExpertError::NoRam { .. } | ExpertError::NoSlotForReproducible { .. })
+                use ExpertError::{NoRam, NoRamForRing, NoSlotForReproducible};
+                matches!(error, NoRam { .. } | NoRamForRing { .. } | NoSlotForReproducible { .. })
             }
             LaunchError::Facts { .. }
             | LaunchError::Lock { .. }

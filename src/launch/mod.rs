@@ -25,8 +25,8 @@ use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, Refusal, Settings, StageArenas, Unexplained,
-    Violation, plan, verify,
+    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, RamExperts, Refusal, Settings, StageArenas,
+    Unexplained, Violation, plan, verify,
 };
 use crate::program::Stage;
 
@@ -187,7 +187,8 @@ fn build_and_plan(
             }
             // RAM is what this plan leaves, not what the one before it did.
             let ram_slots = Some(least_ram(&next, source.facts, machine, &fixed)?);
-            let options = OpenOptions { experts: ExpertOptions { ram_slots, ..options.experts }, ..options };
+            let may_stay_on_disk = next.settings.ram_experts == RamExperts::Disk;
+            let options = OpenOptions { experts: ExpertOptions { ram_slots, may_stay_on_disk, ..options.experts }, ..options };
             return Ok(Ok((next, options, built)));
         }
         current = next;
@@ -265,17 +266,8 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     let kv = plan.settings.kv.format();
     let decode_rows = options.decode_rows.max(decode_rows);
     let expert_slots = tiers::card_slots(plan, source.facts, options.experts.record);
-    let experts = ExpertOptions { ram_slots: Some(tiers::ram_slots(plan, source.facts)), ..options.experts.clone() };
-    let options = OpenOptions {
-        context: context_tokens,
-        prompt_rows: chunk,
-        decode_rows,
-        slots,
-        kv,
-        expert_slots,
-        experts,
-        ..options.clone()
-    };
+    let options =
+        OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, expert_slots, ..options.clone() };
     let tensors = Tensors::new(source.files);
     // Cells come in whole blocks of the indexer; the context is what was asked for.
     let cells = u32::try_from(cells).unwrap_or(context_tokens);

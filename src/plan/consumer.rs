@@ -125,8 +125,4 @@ impl Consumer {
     pub fn index(self) -> usize {
         self as usize
     }
-
-    pub fn from_id(id: &str) -> Option<Consumer> {
-        Consumer::ALL.iter().copied().find(|c| c.id() == id)
-    }
 }

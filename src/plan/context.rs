@@ -104,7 +104,7 @@ impl<'a> Context<'a> {
         if let Some(chunk) = self.limits.prefill {
             return vec![chunk];
         }
-        let played = |&i: &usize| matches!(self.machine.cards[i].backend, BackendKind::Cpu | BackendKind::Virtual);
+        let played = |&i: &usize| !self.machine.cards[i].backend.has_kernels();
         let most = if self.eligible.iter().all(played) { rules::CPU_CHUNK } else { u32::MAX };
         rules::CHUNKS.into_iter().filter(|chunk| *chunk <= most).collect()
     }

@@ -220,7 +220,7 @@ fn expert_buffers(ctx: &Context<'_>, rows: u64) -> u64 {
     };
     let slab = experts().map(|e| e.slab_bytes).max().unwrap_or(0);
     let in_flight = crate::experts::DiskOptions::default().in_flight as u64;
-    4 * experts().map(floats).max().unwrap_or(0) + slab + in_flight * (slab + 3 * rules::SECTOR_BYTES)
+    4 * experts().map(floats).max().unwrap_or(0) + slab + in_flight * (slab + 3 * crate::gguf::SECTOR_BYTES as u64)
 }
 
 /// Rows that are pinned whatever the experts do.

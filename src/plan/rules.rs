@@ -205,9 +205,6 @@ pub const DRAFT_ACCEPTANCE: f64 = 0.65;
 /// Hand-off latency between two cards through the host.
 pub const HAND_OFF_LATENCY_S: f64 = 30e-6;
 
-/// What unbuffered reads are multiples of.
-pub const SECTOR_BYTES: u64 = 4096;
-
 /// Prompt chunks to choose from.
 pub const CHUNKS: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::DiskSpeeds;
 use super::speeds::HostSpeeds;
 use crate::backend::discovery::CardRates;
+use crate::gguf::write_whole;
 
 /// The version of the file; another one is measured anew.
 const VERSION: u32 = 1;
@@ -138,9 +139,7 @@ impl Measurements {
                 fs::create_dir_all(folder)?;
             }
             // Another process may read or write at the same time: the file is whole at every moment.
-            let partial = file.with_extension(format!("partial-{}", std::process::id()));
-            fs::write(&partial, &text)?;
-            fs::rename(&partial, file).inspect_err(|_| drop(fs::remove_file(&partial)))
+            write_whole(file, text.as_bytes())
         };
         write().map_err(|e: std::io::Error| failed(e.to_string()))
     }

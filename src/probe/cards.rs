@@ -25,6 +25,11 @@ pub fn planned(survey: &Survey, host: &Host, mut rates: impl FnMut(&FoundCard) -
     usable.map(|named| card(named, host, rates(&named.card))).collect()
 }
 
+/// Whether the card's memory is RAM.
+pub fn shares_host_memory(found: &FoundCard) -> bool {
+    found.integrated || found.software
+}
+
 fn card(named: &NamedCard, host: &Host, rates: CardRates) -> Card {
     let found = &named.card;
     let driver = match found.driver_model {
@@ -46,7 +51,7 @@ fn card(named: &NamedCard, host: &Host, rates: CardRates) -> Card {
             Standing::ByName(why) => Some(why.clone()),
             Standing::Usable | Standing::Unusable(_) => None,
         },
-        shares_host_memory: found.integrated || found.software,
+        shares_host_memory: shares_host_memory(found),
         memory_gbs: rates.memory_gbs,
         bus_gbs: rates.bus_gbs,
         bus_median_gbs: rates.bus_median_gbs,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::gguf::{SECTOR_BYTES, SectorBuffer, open_unbuffered, read_exact_at};
 use crate::plan::DiskKind;
 
 /// Measured speeds of a disk.
@@ -41,7 +42,6 @@ pub struct DiskIdentity {
 /// Smaller files say nothing about a disk.
 pub const LEAST_FILE_BYTES: u64 = 64 << 20;
 const PIECE_BYTES: usize = 4 << 20;
-const PAGE_BYTES: usize = 4096;
 const READERS: usize = 4;
 const SEQUENTIAL_TIME: Duration = Duration::from_millis(250);
 const RANDOM_TIME: Duration = Duration::from_millis(100);
@@ -49,7 +49,7 @@ const RANDOM_TIME: Duration = Duration::from_millis(100);
 /// Reads from a file for at most 0.4 s, past the system's cache. `None` where the file is small, cannot be read, or the file system
 /// knows no way past its cache.
 pub fn measure(path: &Path) -> Option<DiskSpeeds> {
-    let file = open_uncached(path).ok()?;
+    let file = open_unbuffered(path).ok()?;
     let bytes = file.metadata().ok().filter(|m| m.is_file())?.len();
     if bytes < LEAST_FILE_BYTES {
         return None;
@@ -59,37 +59,18 @@ pub fn measure(path: &Path) -> Option<DiskSpeeds> {
     Some(DiskSpeeds { read_gbs, random_reads_per_s })
 }
 
-/// Memory that starts on a page, as reads past the cache demand.
-struct Pages {
-    bytes: Vec<u8>,
-    skip: usize,
-    len: usize,
-}
-
-impl Pages {
-    fn new(len: usize) -> Pages {
-        let bytes = vec![0; len + PAGE_BYTES];
-        let skip = bytes.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
-        Pages { bytes, skip, len }
-    }
-
-    fn get(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.skip..self.skip + self.len]
-    }
-}
-
 fn sequential_gbs(file: &File, bytes: u64) -> Option<f64> {
     let pieces = bytes / PIECE_BYTES as u64;
     let (next, read) = (AtomicU64::new(0), AtomicU64::new(0));
     let start = Instant::now();
     let reader = || -> io::Result<()> {
-        let mut pages = Pages::new(PIECE_BYTES);
+        let mut pages = SectorBuffer::new(PIECE_BYTES);
         while start.elapsed() < SEQUENTIAL_TIME {
             let piece = next.fetch_add(1, Ordering::Relaxed);
             if piece >= pieces {
                 break;
             }
-            read_exact_at(file, pages.get(), piece * PIECE_BYTES as u64)?;
+            read_exact_at(file, piece * PIECE_BYTES as u64, pages.get_mut())?;
             read.fetch_add(PIECE_BYTES as u64, Ordering::Relaxed);
         }
         Ok(())
@@ -103,56 +84,18 @@ fn sequential_gbs(file: &File, bytes: u64) -> Option<f64> {
 }
 
 fn random_reads_per_s(file: &File, bytes: u64) -> Option<f64> {
-    let mut pages = Pages::new(PAGE_BYTES);
-    let count = bytes / PAGE_BYTES as u64;
+    let mut pages = SectorBuffer::new(SECTOR_BYTES);
+    let count = bytes / SECTOR_BYTES as u64;
     // Places that no read-ahead guesses: a multiplicative generator, the same at every measurement.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let (mut reads, start) = (0u64, Instant::now());
     while start.elapsed() < RANDOM_TIME {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        read_exact_at(file, pages.get(), (state >> 16) % count * PAGE_BYTES as u64).ok()?;
+        read_exact_at(file, (state >> 16) % count * SECTOR_BYTES as u64, pages.get_mut()).ok()?;
         reads += 1;
     }
     let rate = reads as f64 / start.elapsed().as_secs_f64();
     (rate > 0.0 && rate.is_finite()).then_some(rate)
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, to: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, to, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, to: &mut [u8], offset: u64) -> io::Result<()> {
-    let read = std::os::windows::fs::FileExt::seek_read(file, to, offset)?;
-    if read == to.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
-}
-
-#[cfg(target_os = "linux")]
-fn open_uncached(path: &Path) -> io::Result<File> {
-    use std::os::unix::fs::OpenOptionsExt as _;
-    File::options().read(true).custom_flags(libc::O_DIRECT).open(path)
-}
-
-#[cfg(target_os = "macos")]
-fn open_uncached(path: &Path) -> io::Result<File> {
-    use std::os::fd::AsRawFd as _;
-    let file = File::open(path)?;
-    // SAFETY: the descriptor is open for the whole call, and F_NOCACHE takes a plain integer.
-    let outcome = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_NOCACHE, 1) };
-    if outcome == -1 { Err(io::Error::last_os_error()) } else { Ok(file) }
-}
-
-#[cfg(windows)]
-fn open_uncached(path: &Path) -> io::Result<File> {
-    use std::os::windows::fs::OpenOptionsExt as _;
-    const FILE_FLAG_NO_BUFFERING: u32 = 0x2000_0000;
-    File::options().read(true).custom_flags(FILE_FLAG_NO_BUFFERING).open(path)
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
-fn open_uncached(_path: &Path) -> io::Result<File> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// The disk that a file lies on.

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::{Probed, interface_of};
+use super::cards::shares_host_memory;
+use super::{Probed, interface_of, kind_of};
 use crate::backend::discovery::{FoundCard, Standing};
 use crate::plan::{BackendKind, Card, Disk, DriverKind, Host, Os, Size};
 use crate::units::HumanBytes;
@@ -122,11 +123,7 @@ struct AbsentReport<'a> {
 impl<'a> CardReport<'a> {
     /// A card that the planner knows, with what its driver said of it.
     fn planned(card: &'a Card, found: Option<&'a FoundCard>) -> CardReport<'a> {
-        let text = |text: &'a str| Some(text).filter(|t| !t.is_empty());
         CardReport {
-            id: &card.id,
-            name: &card.name,
-            backend: card.backend,
             driver_kind: Some(card.driver),
             part: if card.by_name_only.is_some() { Part::ByNameOnly } else { Part::Usable },
             why: card.by_name_only.as_deref(),
@@ -136,11 +133,6 @@ impl<'a> CardReport<'a> {
             drives_display: card.drives_display,
             uuid: card.uuid.as_deref(),
             pci: card.pci.clone(),
-            vendor: found.and_then(|f| text(&f.vendor)),
-            driver: found.and_then(|f| text(&f.driver)),
-            capability: found.and_then(|f| f.capability.as_deref()),
-            compute_units: found.and_then(|f| f.compute_units),
-            features: found.map_or(&[], |f| &f.features),
             max_buffer: card.max_buffer.map(SizeReport::from),
             max_binding: card.max_binding.map(SizeReport::from),
             alignment_bytes: card.alignment,
@@ -148,6 +140,52 @@ impl<'a> CardReport<'a> {
             bus_gbs: card.bus_gbs,
             bus_median_gbs: card.bus_median_gbs,
             compute_tflops: card.compute_tflops,
+            ..CardReport::told(&card.id, &card.name, card.backend, found)
+        }
+    }
+
+    /// A card that no plan can use.
+    fn unusable(id: &'a str, found: &'a FoundCard, why: &'a str) -> CardReport<'a> {
+        CardReport {
+            why: Some(why),
+            total: Size(found.total_bytes).into(),
+            free: Size(found.free_bytes).into(),
+            shares_host_memory: shares_host_memory(found),
+            drives_display: found.drives_display,
+            uuid: found.uuid.as_deref(),
+            pci: found.pci.map(|p| p.to_string()),
+            ..CardReport::told(id, &found.name, kind_of(found.interface), Some(found))
+        }
+    }
+
+    /// What only the driver says of a card, and nothing of what a plan needs.
+    fn told(id: &'a str, name: &'a str, backend: BackendKind, found: Option<&'a FoundCard>) -> CardReport<'a> {
+        let text = |text: &'a str| Some(text).filter(|t| !t.is_empty());
+        CardReport {
+            id,
+            name,
+            backend,
+            driver_kind: None,
+            part: Part::Unusable,
+            why: None,
+            total: Size(0).into(),
+            free: Size(0).into(),
+            shares_host_memory: false,
+            drives_display: false,
+            uuid: None,
+            pci: None,
+            vendor: found.and_then(|f| text(&f.vendor)),
+            driver: found.and_then(|f| text(&f.driver)),
+            capability: found.and_then(|f| f.capability.as_deref()),
+            compute_units: found.and_then(|f| f.compute_units),
+            features: found.map_or(&[], |f| &f.features),
+            max_buffer: None,
+            max_binding: None,
+            alignment_bytes: None,
+            memory_gbs: None,
+            bus_gbs: None,
+            bus_median_gbs: None,
+            compute_tflops: None,
         }
     }
 }
@@ -170,32 +208,7 @@ impl Probed {
     pub fn report(&self) -> DevicesReport<'_> {
         let machine = &self.machine;
         let mut cards: Vec<CardReport<'_>> = machine.cards.iter().map(|c| CardReport::planned(c, self.found(c))).collect();
-        cards.extend(unusable(self).map(|(id, found, why)| CardReport {
-            id,
-            name: &found.name,
-            backend: super::kind_of(found.interface),
-            driver_kind: None,
-            part: Part::Unusable,
-            why: Some(why),
-            total: Size(found.total_bytes).into(),
-            free: Size(found.free_bytes).into(),
-            shares_host_memory: found.integrated,
-            drives_display: found.drives_display,
-            uuid: found.uuid.as_deref(),
-            pci: found.pci.map(|p| p.to_string()),
-            vendor: Some(found.vendor.as_str()).filter(|v| !v.is_empty()),
-            driver: Some(found.driver.as_str()).filter(|d| !d.is_empty()),
-            capability: found.capability.as_deref(),
-            compute_units: found.compute_units,
-            features: &found.features,
-            max_buffer: None,
-            max_binding: None,
-            alignment_bytes: None,
-            memory_gbs: None,
-            bus_gbs: None,
-            bus_median_gbs: None,
-            compute_tflops: None,
-        }));
+        cards.extend(unusable(self).map(|(id, found, why)| CardReport::unusable(id, found, why)));
         let absent = self.survey.absent.iter();
         let absent = absent.map(|(interface, why)| AbsentReport { interface: interface.id(), why: &why.0 }).collect();
         DevicesReport { name: &machine.name, host: HostReport::from(&machine.host), cards, absent, disks: &machine.disks }

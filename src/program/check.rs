@@ -311,6 +311,31 @@ impl Checker<'_> {
             Op::Attention { q, cache, out, selection, gate, .. } => self.attention(q, *cache, out, *selection, *gate),
             Op::CausalConv { x, weight, history, out, dilation } => self.conv(*x, *weight, *history, *out, *dilation),
             Op::DeltaRule { .. } => self.delta(op),
+            Op::Router { .. }
+            | Op::ExpertGated { .. }
+            | Op::ExpertDown { .. }
+            | Op::ExpertDownEach { .. }
+            | Op::ExpertSum { .. }
+            | Op::HostExperts { .. } => self.expert_shapes(op),
+            Op::HostJoin { .. } => Ok(()),
+            Op::Add { x, y, scale } => {
+                same("width of the addend", y.width, x.width)?;
+                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
+            }
+            Op::NgramGate { x, key, value, norm_key, norm_query, norm_conv, streams, gated, normed, .. } => {
+                same("width of the streams", x.width, product(value.width, *streams))?;
+                for view in [key, gated, normed] {
+                    same("width of an n-gram operand", view.width, x.width)?;
+                }
+                [norm_key, norm_query, norm_conv].into_iter().try_for_each(|w| self.vector(*w, x.width))
+            }
+            Op::GatherOutputs { x, out } => same("output width", out.width, x.width),
+        }
+    }
+
+    /// Ops that choose experts, compute them or add their results.
+    fn expert_shapes(&self, op: &Op) -> Outcome {
+        match op {
             Op::Router { logits, ids, weights, .. } => {
                 self.element(*ids, Element::U32)?;
                 same("number of expert weights", weights.width, ids.width)?;
@@ -354,19 +379,7 @@ impl Checker<'_> {
                     _ => Err("the state is no table of expert slots".into()),
                 }
             }
-            Op::HostJoin { .. } => Ok(()),
-            Op::Add { x, y, scale } => {
-                same("width of the addend", y.width, x.width)?;
-                scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
-            }
-            Op::NgramGate { x, key, value, norm_key, norm_query, norm_conv, streams, gated, normed, .. } => {
-                same("width of the streams", x.width, product(value.width, *streams))?;
-                for view in [key, gated, normed] {
-                    same("width of an n-gram operand", view.width, x.width)?;
-                }
-                [norm_key, norm_query, norm_conv].into_iter().try_for_each(|w| self.vector(*w, x.width))
-            }
-            Op::GatherOutputs { x, out } => same("output width", out.width, x.width),
+            _ => Err("nothing is known of the shapes of its experts".into()),
         }
     }
 

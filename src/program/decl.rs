@@ -128,11 +128,6 @@ impl KvFormat {
         (bytes(keys), bytes(values))
     }
 
-    /// Whether elements are rounded to few bits.
-    pub fn is_quantised(self) -> bool {
-        !matches!(self, KvFormat::F32 | KvFormat::F16)
-    }
-
     pub fn name(self) -> &'static str {
         match self {
             KvFormat::F32 => "f32",

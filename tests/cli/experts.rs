@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::rig::strata;
+use crate::rig::{path, random_model, strata};
 
 const PROMPT: [&str; 5] = ["--raw", "--temp", "0", "-n", "24"];
 const TEXT: &str = "Once upon a time there was a river";
@@ -53,5 +53,57 @@ fn a_trace_is_replayed_for_any_number_of_slots() {
     let table = strata(&["replay", file, "--slots", "3,5", "--swaps", "0", "--expert-profile", profile]).ok().out;
     assert_eq!(table.lines().count(), 4, "{table}");
     strata(&["replay", profile]).fails(2, &["trace", "profile.json"]);
-    strata(&["replay", "no such file"]).fails(2, &["no such file"]);
+    strata(&["replay", "no such file"]).fails(1, &["cannot read", "no such file"]);
+    strata(&["replay", file, "--expert-profile", "no such profile"]).fails(1, &["cannot read", "no such profile"]);
+    // A trace whose numbers no model has.
+    let bytes = std::fs::read(file).unwrap();
+    let end = bytes.iter().position(|b| *b == b'\n').unwrap();
+    let mut header: serde_json::Value = serde_json::from_slice(&bytes[..end]).unwrap();
+    for (experts, used) in [(4_000_000_000u32, 2), (8, 0), (8, 9), (0, 0)] {
+        (header["layers"][0]["experts"], header["layers"][0]["used"]) = (experts.into(), used.into());
+        std::fs::write(file, [header.to_string().as_bytes(), b"\n"].concat()).unwrap();
+        strata(&["replay", file]).fails(2, &["routing.trace", "experts"]);
+    }
+}
+
+#[test]
+fn a_trace_never_takes_the_place_of_the_model_and_a_bad_place_is_told_before_loading() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("m.gguf");
+    std::fs::copy(random_model(), &model).unwrap();
+    let whole = std::fs::read(&model).unwrap();
+    let model = path(&model);
+    let trace = |file: &str| strata(&["trace", "-m", model, "-o", file, "--raw", "-n", "1", "x"]);
+    let early = |ran: crate::rig::Ran, code: i32, words: &[&str]| {
+        assert!(!ran.err.contains("loaded:"), "{}", ran.err);
+        ran.fails(code, words);
+    };
+    early(trace(model), 2, &["a file of the model itself"]);
+    early(trace("/no/such/folder/routing.trace"), 1, &["cannot write", "/no/such/folder/routing.trace"]);
+    early(trace(path(folder.path())), 1, &["it is a folder"]);
+    #[cfg(unix)]
+    {
+        let link = folder.path().join("link.gguf");
+        std::os::unix::fs::symlink(model, &link).unwrap();
+        early(trace(path(&link)), 2, &["a file of the model itself"]);
+        std::fs::remove_file(&link).unwrap();
+    }
+    assert_eq!(std::fs::read(model).unwrap(), whole);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left behind");
+}
+
+/// Slots for copies must not push experts to disk that the plan has in RAM.
+#[test]
+fn experts_over_the_bus_need_a_place_in_ram_or_leave_to_stay_on_disk() {
+    let machine = card(8);
+    let machine = machine.path().to_str().unwrap();
+    let run = |ram: &str| {
+        let args =
+            ["run", "--machine", machine, "--ctx-size", "256", "-ub", "16", "--expert-misses", "card", "--ram-experts", ram];
+        strata(&[&args[..], &PROMPT[..], &[TEXT]].concat())
+    };
+    run("complement").fails(3, &["--expert-misses card", "--ram-experts disk"]);
+    assert!(run("disk").ok().err.contains("; bus "));
+    let copied = run("all").ok();
+    assert!(copied.err.contains("; bus ") && copied.err.contains("disk 0 %"), "{}", copied.err);
 }

@@ -8,3 +8,5 @@ mod logits;
 mod models;
 mod rig;
 mod run;
+#[path = "../common/skip.rs"]
+mod skip;

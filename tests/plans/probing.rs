@@ -112,6 +112,25 @@ fn cards_of_backends_become_cards_of_the_planner() {
 }
 
 #[test]
+fn a_card_that_cannot_be_used_is_reported_as_others_are() {
+    let of = |unusable: Option<&str>| {
+        let played =
+            FoundCard { software: true, unusable: unusable.map(Into::into), ..card(Interface::Vulkan, "Played", "03:00.0") };
+        let probed = Probe { finders: &[&Fake(Interface::Vulkan, vec![played])], cache: None, ..Probe::new(Effort::Read) }.look();
+        let mut report = serde_json::to_value(probed.report()).unwrap();
+        let cards = report["cards"].as_array_mut().unwrap();
+        cards.remove(cards.iter().position(|c| c["name"] == "Played").unwrap())
+    };
+    let (usable, unusable) = (of(None), of(Some("its driver is too old")));
+    assert_eq!((&unusable["part"], &unusable["why"]), (&"unusable".into(), &"its driver is too old".into()));
+    for (key, value) in usable.as_object().unwrap() {
+        let of_plans = ["part", "why", "driver_kind", "max_buffer"].contains(&key.as_str());
+        assert!(of_plans || unusable[key] == *value, "{key}: {value} and {}", unusable[key]);
+    }
+    assert_eq!(unusable["shares_host_memory"], true);
+}
+
+#[test]
 fn plans_take_each_card_once_and_software_only_by_name() {
     let mut machine = probe_zoo(Effort::Read).machine;
     // The answer must not depend on the memory of the PC that runs the test.
