@@ -11,7 +11,7 @@ use super::{Engine, EngineError, Want};
 use crate::experts::TierStats;
 use crate::model::Dims;
 use crate::sample::{LogitMask, SampleError, Sampled, Sampler, SamplingParams, StopMatcher, TokenLogprob};
-use crate::state::Sequence;
+use crate::state::{Sequence, common_prefix};
 use crate::tokenizer::{ShowSpecial, TokenStream, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -206,8 +206,7 @@ impl<'a> Generation<'a> {
     /// # Errors
     /// A device error while a checkpoint is copied back.
     pub fn rewind(&mut self, engine: &mut Engine, sequence: &mut Sequence) -> Result<usize, EngineError> {
-        let common = sequence.tokens().iter().zip(&self.prompt).take_while(|(a, b)| a == b).count();
-        let wanted = common.min(self.prompt.len().saturating_sub(1));
+        let wanted = common_prefix(sequence.tokens(), &self.prompt).min(self.prompt.len().saturating_sub(1));
         self.stats.reused_tokens = engine.rollback(sequence, wanted)?;
         Ok(self.stats.reused_tokens)
     }
@@ -274,9 +273,17 @@ impl<'a> Generation<'a> {
         self.count_step(cells);
     }
 
-    /// Counts the time of a window that was computed outside of [`Generation::step`].
-    pub fn took(&mut self, time: Duration) {
+    /// Counts a window that was computed outside of [`Generation::step`]: its time and what the tiers did, both of them for all
+    /// answers in it together.
+    pub fn took(&mut self, time: Duration, tiers: Option<TierStats>) {
         self.stats.decode_time += time;
+        self.add_tiers(tiers);
+    }
+
+    fn add_tiers(&mut self, tiers: Option<TierStats>) {
+        if let Some(tiers) = tiers {
+            self.stats.tiers = Some(self.stats.tiers.unwrap_or_default() + tiers);
+        }
     }
 
     /// Reads a part of the prompt or produces a token.
@@ -295,9 +302,7 @@ impl<'a> Generation<'a> {
         let reading = sequence.len() < self.prompt.len();
         let result = if reading { self.read_prompt(engine, sequence) } else { self.produce(engine, sequence) };
         *if reading { &mut self.stats.prompt_time } else { &mut self.stats.decode_time } += start.elapsed();
-        if let Some((before, now)) = before.zip(engine.tier_stats()) {
-            self.stats.tiers = Some(self.stats.tiers.unwrap_or_default() + (now - before));
-        }
+        self.add_tiers(engine.tier_stats().zip(before).map(|(now, before)| now - before));
         match result {
             Err(GenerateError::Engine(error)) if error.is_interruption() => Ok(self.end(Finish::Interrupted)),
             other => other,
@@ -313,7 +318,9 @@ impl<'a> Generation<'a> {
             return Err(EngineError::ContextFull { length: done, added: total - done, capacity }.into());
         }
         let chunk_end = done + engine.prompt_step_tokens();
-        let mark = self.options.checkpoints.iter().copied().find(|length| *length > done);
+        // Where nothing would be remembered, a mark is no reason to cut a window.
+        let remembers = engine.is_recurrent() && self.options.max_checkpoints > 0;
+        let mark = self.options.checkpoints.iter().copied().find(|length| remembers && *length > done);
         let end = chunk_end.min(mark.unwrap_or(total)).min(total);
         let want = if end == total { Want::Last } else { Want::Nothing };
         let logits = &mut self.logits;

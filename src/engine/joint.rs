@@ -68,8 +68,8 @@ impl Engine {
         }
         let result = self.run_each(feeds, see);
         if result.is_err() {
+            feeds.iter_mut().for_each(|(sequence, _)| sequence.abandon());
             for (sequence, _) in feeds {
-                sequence.abandon();
                 self.pipeline.clear(sequence.slot, 0)?;
             }
         }

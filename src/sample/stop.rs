@@ -1,6 +1,7 @@
 //! Stop strings in streamed text.
 
 use super::SampleError;
+use crate::tokenizer::partial_suffix;
 
 /// What came of a piece of text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,11 +51,4 @@ impl StopMatcher {
     pub fn finish(self) -> String {
         if self.stopped.is_some() { String::new() } else { self.held }
     }
-}
-
-/// Length of the longest end of `text` that is a proper beginning of `stop`.
-fn partial_suffix(text: &str, stop: &str) -> usize {
-    let longest = text.len().min(stop.len() - 1);
-    let is_beginning = |len: &usize| stop.is_char_boundary(*len) && text.ends_with(&stop[..*len]);
-    (1..=longest).rev().find(is_beginning).unwrap_or(0)
 }

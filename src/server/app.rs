@@ -170,9 +170,21 @@ impl App {
         if bytes.is_empty() {
             return Err(ApiError::new(Kind::Invalid, "the request has no body; send a JSON object"));
         }
-        let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-        serde_json::from_slice(text).map_err(|e| ApiError::new(Kind::Invalid, format!("the body is not valid JSON: {e}")))
+        if bytes.len() <= QUICK_BODY_BYTES {
+            return parse(&bytes);
+        }
+        let parsed = tokio::task::spawn_blocking(move || parse(&bytes)).await;
+        parsed
+            .unwrap_or_else(|_| Err(ApiError::new(Kind::Internal, "reading the request failed; this is a defect of the server")))
     }
+}
+
+/// A body up to this size is parsed where it arrives; a longer one would hold up what others are sent meanwhile.
+const QUICK_BODY_BYTES: usize = 64 << 10;
+
+fn parse(bytes: &[u8]) -> Result<Json, ApiError> {
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    serde_json::from_slice(text).map_err(|e| ApiError::new(Kind::Invalid, format!("the body is not valid JSON: {e}")))
 }
 
 /// `None` if there is more than `limit`. Most of what is too much is read nevertheless: a client that is still writing

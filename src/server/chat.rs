@@ -84,12 +84,12 @@ impl Chat {
     /// # Errors
     /// The template refuses the messages.
     pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
-        let rendered = self.render(app, true)?;
+        let rendered = self.render(app)?;
         let tokens = app.tokenizer.encode_chat(&rendered).map_err(|e| ApiError::field("messages", e))?;
         Ok(Prompt { text: rendered.text().to_owned(), tokens })
     }
 
-    fn render(&self, app: &App, open_answer: bool) -> Result<RenderedChat, ApiError> {
+    fn render(&self, app: &App) -> Result<RenderedChat, ApiError> {
         let offered: &[ToolSpec] = if self.tool_choice == ToolChoice::None { &[] } else { &self.tools };
         let has_calls = self.messages.iter().any(|m| m["role"] == "tool" || m.get("tool_calls").is_some());
         let by_template = app.template_has_tools;
@@ -100,7 +100,7 @@ impl Chat {
         let request = ChatRequest {
             messages,
             tools: if by_template { offered.iter().map(ToolSpec::to_json).collect() } else { Vec::new() },
-            add_generation_prompt: open_answer,
+            add_generation_prompt: true,
             enable_thinking: self.thinking.or(app.options.thinking),
             reasoning_effort: self.effort.clone(),
             extra: self.template_variables.clone(),

@@ -53,7 +53,8 @@ impl Server {
     /// # Errors
     /// The address cannot be had.
     pub fn start(app: Arc<App>, address: SocketAddr) -> io::Result<Server> {
-        let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 4));
+        // Everything long has threads of its own; an idle second one would be woken for each token and take a core from the model.
+        let threads = std::thread::available_parallelism().map_or(1, |n| (n.get() / 4).clamp(1, 4));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(threads).thread_name("http").enable_all().build()?;
         let (stop, stopped) = watch::channel(false);

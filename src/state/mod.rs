@@ -22,6 +22,11 @@ impl Checkpoint {
     }
 }
 
+/// Tokens that two texts have in common at their beginning.
+pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
 /// Where a sequence can go back to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Restore {
@@ -148,10 +153,12 @@ impl Sequence {
         self.checkpoints.push(checkpoint);
     }
 
-    /// Drops the oldest checkpoints until at most `count` are left.
+    /// Drops checkpoints until at most `count` are left: the oldest go, but for the very first, which lies where other
+    /// conversations begin alike.
     pub fn keep_checkpoints(&mut self, count: usize) {
         let excess = self.checkpoints.len().saturating_sub(count);
-        self.checkpoints.drain(..excess);
+        let spared = usize::from(count > 1);
+        self.checkpoints.drain(spared..spared + excess);
     }
 }
 
@@ -184,5 +191,18 @@ mod tests {
         assert_eq!(s.restorable(3), (0, Restore::Empty));
         s.shorten(4, Restore::Checkpoint(0));
         assert_eq!(s.restorable(9).0, 4);
+    }
+
+    #[test]
+    fn of_many_checkpoints_the_first_and_the_newest_stay() {
+        let kept = |count: usize| {
+            let mut s = Sequence::new(0, Some(1), 32);
+            (1..=5).for_each(|length| s.add_checkpoint(Checkpoint { length, stages: vec![] }));
+            s.keep_checkpoints(count);
+            s.checkpoints().iter().map(|c| c.length).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(9), [1, 2, 3, 4, 5]);
+        assert_eq!(kept(3), [1, 4, 5]);
+        assert_eq!((kept(1), kept(0)), (vec![5], vec![]));
     }
 }

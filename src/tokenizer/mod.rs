@@ -30,7 +30,7 @@ pub use pretokenizer::known_pre_tokenizers;
 pub use spec::{TokenType, TokenizerSpec};
 pub use stream::{ShowSpecial, StreamStart, TokenStream, Utf8Assembler};
 pub use template::{ChatRequest, ChatTemplate, RenderedChat, Segment, TemplateError, TemplateSource};
-pub use thinking::{Part, ThinkSplitter};
+pub use thinking::{Part, ThinkSplitter, partial_suffix};
 
 use bpe::ByteLevelBpe;
 use special::{SpecialMatcher, is_structural};

@@ -132,8 +132,9 @@ fn part(make: fn(String) -> Part, text: &str) -> Option<Part> {
 }
 
 /// Length of the longest end of `text` that is a proper beginning of `tag`.
-fn partial_suffix(text: &str, tag: &str) -> usize {
-    (1..tag.len()).rev().find(|len| tag.is_char_boundary(*len) && text.ends_with(&tag[..*len])).unwrap_or(0)
+pub fn partial_suffix(text: &str, tag: &str) -> usize {
+    let longest = text.len().min(tag.len().saturating_sub(1));
+    (1..=longest).rev().find(|len| tag.is_char_boundary(*len) && text.ends_with(&tag[..*len])).unwrap_or(0)
 }
 
 #[cfg(test)]

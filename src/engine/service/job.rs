@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Chosen, Event, Outcome, Queued, Reply, Request, ServiceError, Thinking};
-use crate::engine::{Engine, Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
+use crate::engine::{Engine, EngineError, Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
+use crate::experts::TierStats;
 use crate::state::Sequence;
 use crate::tokenizer::{Part, Special, ThinkSplitter, Tokenizer};
 use crate::units::TokenId;
@@ -147,8 +148,16 @@ impl<'t> Job<'t> {
         self.generation.computed(cells, scores);
     }
 
-    pub fn took(&mut self, time: Duration) {
-        self.generation.took(time);
+    pub fn took(&mut self, time: Duration, tiers: Option<TierStats>) {
+        self.generation.took(time, tiers);
+    }
+
+    /// Ends the request after an error of the engine.
+    pub fn failed(&mut self, error: &EngineError) -> Step {
+        match error.spares_the_engine() {
+            true => self.fail(ServiceError::Engine { reason: error.to_string() }),
+            false => self.broken(&error.to_string()),
+        }
     }
 
     /// Ends the request because the engine failed.
@@ -169,10 +178,7 @@ impl<'t> Job<'t> {
         }
         let progress = match self.generation.step(engine, sequence) {
             Ok(progress) => progress,
-            Err(GenerateError::Engine(error)) if error.spares_the_engine() => {
-                return self.fail(ServiceError::Engine { reason: error.to_string() });
-            }
-            Err(GenerateError::Engine(error)) => return self.broken(&error.to_string()),
+            Err(GenerateError::Engine(error)) => return self.failed(&error),
             Err(GenerateError::Sample(error)) => return self.fail(error.into()),
             Err(error) => return self.fail(ServiceError::Engine { reason: error.to_string() }),
         };

@@ -197,8 +197,17 @@ impl Reply {
         if self.finished {
             return false;
         }
-        self.finished = event.is_terminal();
+        if event.is_terminal() {
+            self.close();
+        }
         (self.sink)(event)
+    }
+
+    /// No event comes any more. Counted before the client can know, so that its next request finds the place free.
+    fn close(&mut self) {
+        if !std::mem::replace(&mut self.finished, true) {
+            self.shared.inside.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -206,7 +215,6 @@ impl Drop for Reply {
     /// Reached without a terminal event only if the engine's thread unwinds.
     fn drop(&mut self) {
         self.send(Event::Failed(ServiceError::Engine { reason: "it stopped in the middle of the answer".into() }));
-        self.shared.inside.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -275,18 +283,18 @@ impl Service {
         let mut queued =
             Queued { request, reply: Reply { sink, finished: false, shared: Arc::clone(shared) }, since: Instant::now() };
         if inside >= limit + slots {
-            queued.reply.finished = true;
+            queued.reply.close();
             shared.status().totals.refused += 1;
             return Err(ServiceError::Busy { waiting: inside.saturating_sub(slots), limit });
         }
         let queue = self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let Some(queue) = queue.as_ref() else {
-            queued.reply.finished = true;
+            queued.reply.close();
             return Err(ServiceError::Stopping);
         };
         shared.waiting.fetch_add(1, Ordering::SeqCst);
         queue.send(queued).map_err(|mut lost| {
-            lost.0.reply.finished = true;
+            lost.0.reply.close();
             shared.waiting.fetch_sub(1, Ordering::SeqCst);
             ServiceError::Stopping
         })

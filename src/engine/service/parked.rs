@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::worker::common;
 use crate::engine::Parked;
+use crate::state::common_prefix;
 use crate::units::TokenId;
 
 pub(super) struct ParkingLot {
@@ -48,7 +48,7 @@ impl ParkingLot {
     /// The conversation that spares `prompt` the most computing.
     pub fn best(&self, prompt: &[TokenId], recurrent: bool) -> Option<Candidate> {
         let candidate = |(index, parked): (usize, &Parked)| {
-            let common = common(parked.tokens(), prompt);
+            let common = common_prefix(parked.tokens(), prompt);
             let reuse = parked.restorable(common.min(prompt.len().saturating_sub(1)), recurrent);
             Candidate { index, common, reuse, held: parked.tokens().len() }
         };

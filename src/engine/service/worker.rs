@@ -13,8 +13,8 @@ use super::{
     DeviceUse, EngineInfo, Event, OpenEngine, Opened, Queued, RecentRequest, ServiceError, Shared, SlotState, SlotStatus, State,
 };
 use crate::backend::Backend;
-use crate::engine::{Engine, EngineError, GenerationStats};
-use crate::state::Sequence;
+use crate::engine::{Engine, EngineError, GenerationStats, Parked};
+use crate::state::{Sequence, common_prefix};
 use crate::tokenizer::Tokenizer;
 use crate::units::TokenId;
 
@@ -208,13 +208,13 @@ impl<'t> Worker<'t> {
     fn place(&self, next: Option<&Queued>) -> Option<Place> {
         let prompt = &next?.request.prompt;
         let free = || self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
+        let stale = free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used))?.0;
         let candidate = |(index, slot): (usize, &Slot<'_>)| {
-            let (common, reuse) = (common(slot.sequence.tokens(), prompt), reusable(&slot.sequence, prompt));
+            let (common, reuse) = (common_prefix(slot.sequence.tokens(), prompt), reusable(&slot.sequence, prompt));
             Candidate { index, common, reuse, held: slot.sequence.len() }
         };
         let held = free().map(candidate).filter(|held| held.suits(prompt)).max_by_key(|held| held.reuse);
         let parked = self.parked.best(prompt, self.engine.is_recurrent());
-        let stale = free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used))?.0;
         Some(match (held, parked) {
             (Some(held), parked) if parked.is_none_or(|parked| parked.reuse <= held.reuse) => {
                 Place { slot: held.index, goes_on: GoesOn::Held }
@@ -232,7 +232,9 @@ impl<'t> Worker<'t> {
             GoesOn::Nothing => None,
         };
         let sequence = &mut self.slots[place.slot].sequence;
-        if !sequence.is_empty() && self.parked.make_room(self.engine.parked_bytes(sequence)) {
+        // The one that comes back leaves RAM only after the other has come.
+        let leaving = wanted.as_ref().map_or(0, Parked::bytes);
+        if !sequence.is_empty() && self.parked.make_room(self.engine.parked_bytes(sequence) + leaving) {
             self.parked.put(self.engine.park(sequence)?);
         }
         if let Some(wanted) = wanted {
@@ -280,11 +282,12 @@ impl<'t> Worker<'t> {
     /// What several answers need next, in one window.
     fn compute_together(&mut self) -> Result<(), String> {
         let Worker { engine, slots, shared, .. } = self;
-        let (mut jobs, mut feeds) = (Vec::new(), Vec::new());
-        for Slot { sequence, job, .. } in slots {
+        let (mut fed, mut jobs, mut feeds) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, Slot { sequence, job, .. }) in slots.iter_mut().enumerate() {
             if let Some(job) = job
                 && let Some(token) = job.awaits(engine, sequence)
             {
+                fed.push(index);
                 jobs.push((sequence.len() + 1, job));
                 feeds.push((sequence, token));
             }
@@ -293,19 +296,23 @@ impl<'t> Worker<'t> {
             return Ok(());
         }
         shared.status().begin("decoding several answers", None);
-        let start = Instant::now();
+        let (start, before) = (Instant::now(), engine.tier_stats());
         let computed = engine.feed_each(&mut feeds, &mut |i, scores| {
             let (cells, job) = &mut jobs[i];
             job.computed(*cells, scores);
         });
-        let reason = computed.map_err(|error| error.to_string());
-        for (_, job) in jobs {
-            match &reason {
-                Ok(()) => job.took(start.elapsed()),
-                Err(reason) => job.fail_engine(reason),
-            }
+        let Err(error) = computed else {
+            let tiers = engine.tier_stats().zip(before).map(|(now, before)| now - before);
+            jobs.into_iter().for_each(|(_, job)| job.took(start.elapsed(), tiers));
+            return Ok(());
+        };
+        // The window's sequences are empty, so none of its answers can go on.
+        for index in fed {
+            let Some(job) = &mut self.slots[index].job else { continue };
+            let step = job.failed(&error);
+            self.settle(index, step)?;
         }
-        reason
+        Ok(())
     }
 
     fn step(&mut self, index: usize) -> Result<(), String> {
@@ -368,14 +375,9 @@ fn device_use(device: &dyn Backend) -> DeviceUse {
     }
 }
 
-/// Tokens that a conversation and a prompt begin with.
-pub(super) fn common(held: &[TokenId], prompt: &[TokenId]) -> usize {
-    held.iter().zip(prompt).take_while(|(a, b)| a == b).count()
-}
-
 /// Tokens of `prompt` that the sequence can be taken back to without computing.
 fn reusable(sequence: &Sequence, prompt: &[TokenId]) -> usize {
-    sequence.restorable(common(sequence.tokens(), prompt).min(prompt.len().saturating_sub(1))).0
+    sequence.restorable(common_prefix(sequence.tokens(), prompt).min(prompt.len().saturating_sub(1))).0
 }
 
 fn record(shared: &Shared, job: &Job<'_>, word: &str) {

@@ -141,7 +141,7 @@ fn read_thinking(fields: &Fields<'_>, chat: &mut Chat) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn read_tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+pub fn read_tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
     match fields.get("tool_choice") {
         Some(Json::Object(_)) => {
             let Some(choice) = fields.object("tool_choice")? else { return Ok(ToolChoice::Auto) };
@@ -162,10 +162,6 @@ fn read_tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
             })
         }
     }
-}
-
-pub fn read_tool_choice_of(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
-    read_tool_choice(fields)
 }
 
 fn read_format(fields: &Fields<'_>) -> Result<Format, ApiError> {

@@ -31,9 +31,37 @@ struct Work {
     requests: Vec<Request>,
     /// What `echo` puts before each answer.
     echoes: Vec<String>,
+    /// Answers to each prompt: choices of one prompt are neighbours.
+    answers: usize,
     stream: bool,
     usage: bool,
     logprobs: bool,
+}
+
+/// Tokens of several prompts with several answers each. A prompt counts once.
+struct Usages {
+    answers: usize,
+    prompts: Vec<Usage>,
+}
+
+impl Usages {
+    fn new(answers: usize) -> Usages {
+        Usages { answers: answers.max(1), prompts: Vec::new() }
+    }
+
+    fn add(&mut self, choice: usize, usage: Usage) {
+        let prompt = choice / self.answers;
+        if self.prompts.len() <= prompt {
+            self.prompts.resize(prompt + 1, Usage::default());
+        }
+        self.prompts[prompt] = self.prompts[prompt] + usage;
+    }
+
+    fn total(&self) -> Usage {
+        let sum =
+            |all: Usage, one: &Usage| Usage { prompt: all.prompt + one.prompt, cached: all.cached + one.cached, ..all + *one };
+        self.prompts.iter().fold(Usage::default(), sum)
+    }
 }
 
 pub async fn completions(app: Arc<App>, request: HttpRequest) -> Result<Response, ApiError> {
@@ -48,14 +76,14 @@ pub async fn completions(app: Arc<App>, request: HttpRequest) -> Result<Response
             head,
             echoes: work.echoes,
             with_usage: work.usage,
-            usage: Usage::default(),
+            usage: Usages::new(work.answers),
             waiting: vec![Vec::new(); turns.len()],
             failed: false,
         };
         return Ok(sse::response(turns, stream, app.options.keep_alive));
     }
     let mut choices = Vec::new();
-    let mut usage = Usage::default();
+    let mut usage = Usages::new(work.answers);
     let mut last = Json::Null;
     for (index, turn) in turns.into_iter().enumerate() {
         let whole = Whole::of(turn).await?;
@@ -63,13 +91,12 @@ pub async fn completions(app: Arc<App>, request: HttpRequest) -> Result<Response
         let logprobs = work.logprobs.then(|| logprobs_json(&app, &whole.tokens));
         let finish = finish_reason(&whole.reason());
         choices.push(json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish }));
-        let of_prompt = whole.usage();
-        usage = Usage { prompt: usage.prompt + of_prompt.prompt, cached: usage.cached + of_prompt.cached, ..usage + of_prompt };
+        usage.add(index, whole.usage());
         last = whole.finished.map_or(Json::Null, |finished| timings(&finished.stats));
     }
     let reply = json!({
         "id": head.id, "object": "text_completion", "created": head.created, "model": head.model,
-        "choices": choices, "usage": usage_json(&usage), "timings": last,
+        "choices": choices, "usage": usage_json(&usage.total()), "timings": last,
     });
     Ok(json_response(StatusCode::OK, &reply))
 }
@@ -96,6 +123,7 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Work, ApiError> {
     let mut work = Work {
         requests: Vec::new(),
         echoes: Vec::new(),
+        answers: choices,
         stream: fields.bool("stream")?.unwrap_or(false),
         usage: options.map(|options| options.bool("include_usage")).transpose()?.flatten().unwrap_or(false),
         logprobs: sampling.logprobs.is_some(),
@@ -203,7 +231,7 @@ struct Stream {
     head: Head,
     echoes: Vec<String>,
     with_usage: bool,
-    usage: Usage,
+    usage: Usages,
     waiting: Vec<Vec<Chosen>>,
     failed: bool,
 }
@@ -244,7 +272,7 @@ impl Encoder for Stream {
             }
             Out::ToolStart { .. } | Out::ToolArgs { .. } | Out::ToolEnd { .. } => {}
             Out::Finished(finished) => {
-                self.usage = self.usage + finished.usage;
+                self.usage.add(choice, finished.usage);
                 self.chunk(choice, "", Some(finish_reason(&finished.reason)), frames);
             }
             Out::Failed(error) => {
@@ -256,7 +284,7 @@ impl Encoder for Stream {
 
     fn end(&mut self, frames: &mut Frames) {
         if self.with_usage && !self.failed {
-            frames.data(&self.envelope(json!([]), usage_json(&self.usage)));
+            frames.data(&self.envelope(json!([]), usage_json(&self.usage.total())));
         }
         frames.raw("[DONE]");
     }

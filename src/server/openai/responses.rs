@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
-use super::chat::{read_effort, read_json_format, read_tool_choice_of};
+use super::chat::{read_effort, read_json_format, read_tool_choice};
 use super::messages::{read_arguments, read_content};
 use super::responses_reply::Reply;
 use super::sampling::{read_sampling, read_tool_list};
@@ -70,7 +70,7 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     let mut chat = Chat {
         messages,
         tools: read_tool_list(fields, true)?,
-        tool_choice: read_tool_choice_of(fields)?,
+        tool_choice: read_tool_choice(fields)?,
         parallel_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
         format: match fields.object("text")?.map(|text| text.object("format")).transpose()?.flatten() {
             Some(format) => read_json_format(&format, "")?,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::json_call::JsonCall;
 use super::qwen::QwenCall;
 use super::{ToolFormat, ToolSpec};
+use crate::tokenizer::partial_suffix;
 
 /// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,11 +63,6 @@ pub struct ToolParser {
     /// Blanks before the call under way, which are dropped if it is one.
     blanks: String,
     calls: usize,
-}
-
-/// Length of the longest end of `text` that is a proper beginning of `tag`.
-pub(super) fn partial_suffix(text: &str, tag: &str) -> usize {
-    (1..tag.len().min(text.len() + 1)).rev().find(|len| tag.is_char_boundary(*len) && text.ends_with(&tag[..*len])).unwrap_or(0)
 }
 
 impl ToolParser {

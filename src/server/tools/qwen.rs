@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use super::ToolSpec;
-use super::parser::{CLOSE, CallEvent, FUNCTION, OPEN, partial_suffix};
+use super::parser::{CLOSE, CallEvent, FUNCTION, OPEN};
+use crate::tokenizer::partial_suffix;
 
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";
