@@ -234,3 +234,18 @@ fn system_messages_anywhere_and_other_oddities_are_taken() {
     let reply = post(&SERVER, "/v1/chat/completions?beta=true", &body);
     assert_eq!(reply.status, 200, "{}", reply.body);
 }
+
+#[test]
+fn a_prompt_counts_once_however_many_answers_it_gets() {
+    let counts = |usage: &Json| ["prompt_tokens", "completion_tokens"].map(|key| usage[key].as_u64().unwrap());
+    let ask_for = |prompt: Json, n: u64| json!({ "prompt": prompt, "n": n, "max_tokens": 3, "ignore_eos": true });
+    let usage = |prompt: Json, n: u64| counts(&ask(&SERVER, "/v1/completions", &ask_for(prompt, n))["usage"]);
+    let ([one, _], [other, _]) = (usage(json!("The red box"), 1), usage(json!("A key of the house"), 1));
+    let both = json!(["The red box", "A key of the house"]);
+    assert_eq!(usage(json!("The red box"), 2), [one, 6]);
+    assert_eq!(usage(both.clone(), 2), [one + other, 12]);
+    let mut body = ask_for(both, 2);
+    body["stream_options"] = json!({ "include_usage": true });
+    let data = streamed("/v1/completions", body).data();
+    assert_eq!(counts(&data.last().unwrap()["usage"]), [one + other, 12], "a stream counts alike");
+}

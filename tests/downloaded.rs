@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use common::npz::Npz;
+use common::skip::skipped;
 use common::*;
 use strata::backend::cpu::Mode;
 use strata::engine::{Engine, OpenOptions};
@@ -33,9 +33,7 @@ fn path(name: &str) -> PathBuf {
 fn open_if_there(name: &str, mode: Mode) -> Option<Downloaded> {
     let path = path(name);
     if !path.exists() {
-        // Not `eprintln!`, which the test harness keeps to itself where a test passes.
-        let line = format!("\nSKIPPED: {name} is not under target/test-models; tests/run fetches it\n");
-        std::io::stderr().write_all(line.as_bytes()).expect("an open stderr");
+        skipped(&format!("{name}: it is not under target/test-models; tests/run fetches it"));
         return None;
     }
     let files = ModelFiles::open(&path).expect("the model opens");

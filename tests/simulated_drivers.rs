@@ -1,8 +1,13 @@
 //! The simulated GPU drivers (tests/sim) keep their promises, the kernels' block formats decode like the reference, and kernels
 //! agree with plain arithmetic.
 
+#[path = "common/skip.rs"]
+mod skip;
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
+
+use skip::skipped;
 
 fn run(command: &mut Command) -> Output {
     command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("the command starts")
@@ -16,7 +21,7 @@ fn build() -> Option<PathBuf> {
     match built.status.code() {
         Some(0) => Some(folder),
         Some(2) => {
-            eprintln!("SKIPPED simulated drivers: {said}");
+            skipped(&format!("simulated drivers: {said}"));
             None
         }
         _ => panic!("tests/sim/build failed:\n{said}"),

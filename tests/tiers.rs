@@ -5,17 +5,20 @@
 mod common;
 
 use std::num::NonZeroUsize;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::backend::{Backend, VirtualCard, VirtualFacts};
+use strata::engine::service::{Event, OpenEngine, Opened, Request, Service, ServiceOptions};
 use strata::engine::{Engine, EngineError, OpenOptions, Placement, Want};
 use strata::experts::{ExpertError, ExpertOptions, Misses, Policy, Profile, Replay, Trace, replay};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
 use strata::schedule::ScheduleError;
+use strata::tokenizer::Tokenizer;
 use strata::units::TokenId;
 
 const CONTEXT: u32 = 400;
@@ -171,25 +174,52 @@ fn a_thousand_exchanges_under_load_never_show_a_wrong_byte() {
     }
 }
 
+/// A copy of a model whose file can lose its end, where the experts of a layer lie.
+struct Breakable {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+    whole: Vec<u8>,
+    cut: u64,
+}
+
+impl Breakable {
+    fn new() -> Breakable {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        std::fs::copy(model_path(TRAINED[0]), &path).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let files = ModelFiles::open(&path).unwrap();
+        let last = files.tensors().iter().filter(|t| t.name.contains("_exps")).max_by_key(|t| t.offset).unwrap();
+        let embedding = files.tensor("token_embd.weight").unwrap();
+        let cut = last.offset + 64;
+        assert!(embedding.offset + embedding.bytes <= cut, "embedding rows are read from the file as well");
+        Breakable { _folder: folder, path, whole, cut }
+    }
+
+    fn damage(&self) {
+        std::fs::OpenOptions::new().write(true).open(&self.path).unwrap().set_len(self.cut).unwrap();
+    }
+
+    fn mend(&self) {
+        std::fs::write(&self.path, &self.whole).unwrap();
+    }
+
+    /// With most experts on disk.
+    fn open(&self, sequences: u32) -> Engine {
+        let experts = ExpertOptions { ram_slots: slots(1), ..ExpertOptions::default() };
+        let options = OpenOptions { slots: sequences, ..options_with(Mode::Fast, slots(1), experts) };
+        open_on(&self.path, Mode::Fast, &[LAYERS as u32], options).unwrap()
+    }
+}
+
 #[test]
 fn a_read_error_fails_one_request_and_names_the_expert() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    std::fs::copy(model_path(TRAINED[0]), &path).unwrap();
-    let whole = std::fs::read(&path).unwrap();
-    let files = ModelFiles::open(&path).unwrap();
-    let last = files.tensors().iter().filter(|t| t.name.contains("_exps")).max_by_key(|t| t.offset).unwrap();
-    let embedding = files.tensor("token_embd.weight").unwrap();
-    let cut = last.offset + 64;
-    assert!(embedding.offset + embedding.bytes <= cut, "embedding rows are read from the file as well");
-    let experts = ExpertOptions { ram_slots: slots(1), ..ExpertOptions::default() };
-    let options = options_with(Mode::Fast, slots(1), experts);
-    let mut engine = open_on(&path, Mode::Fast, &[LAYERS as u32], options).unwrap();
+    let model = Breakable::new();
+    let mut engine = model.open(1);
     let mut s = engine.start().unwrap();
     let good = last_logits(&mut engine, &mut s, &tokens(60));
     engine.rollback(&mut s, 0).unwrap();
-    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-    file.set_len(cut).unwrap();
+    model.damage();
     let error = engine.feed(&mut s, &tokens(60), Want::Last, &mut |_, _| ()).unwrap_err();
     assert!(error.spares_the_engine());
     let EngineError::Schedule(ScheduleError::Experts(error @ ExpertError::Read { .. })) = &error else { panic!("{error:?}") };
@@ -198,8 +228,49 @@ fn a_read_error_fails_one_request_and_names_the_expert() {
         assert!(text.contains(part), "'{part}' is not in {text}");
     }
     assert!(s.is_empty(), "the request is gone");
-    std::fs::write(&path, &whole).unwrap();
+    model.mend();
     assert!(last_logits(&mut engine, &mut s, &tokens(60)) == good, "the session goes on");
+}
+
+/// What came of a request.
+fn ask(service: &Service, id: &str, told: &mpsc::Sender<(String, Event)>) {
+    let (told, name) = (told.clone(), id.to_owned());
+    let request = Request { ignore_eos: true, max_tokens: Some(200), ..Request::new(id, tokens(30)) };
+    service.submit(request, Box::new(move |event| told.send((name.clone(), event)).is_ok())).unwrap();
+}
+
+#[test]
+fn a_read_error_fails_the_answers_of_its_window_and_the_engine_stays_open() {
+    let model = Breakable::new();
+    let tokenizer = Arc::new(Tokenizer::from_metadata(ModelFiles::open(&model.path).unwrap().metadata()).unwrap());
+    let mut first = Some(Opened { engine: model.open(2), plan: None });
+    let open: OpenEngine = Box::new(move || first.take().ok_or_else(|| "it was to stay open".into()));
+    let service = Service::start(tokenizer, open, ServiceOptions::default()).unwrap();
+    let (told, events) = mpsc::channel();
+    let next = || events.recv_timeout(Duration::from_secs(60)).expect("the answers go on");
+    for id in ["a", "b"] {
+        ask(&service, id, &told);
+    }
+    let mut seen = [0, 0];
+    while seen.iter().any(|tokens| *tokens < 3) {
+        if let (id, Event::Token { .. }) = next() {
+            seen[usize::from(id == "b")] += 1;
+        }
+    }
+    model.damage();
+    let mut failed = vec![];
+    while failed.len() < 2 {
+        match next() {
+            (id, Event::Failed(error)) => failed.push((id, error.to_string())),
+            (id, Event::Done(_)) => panic!("{id} needed no expert of the lost layer"),
+            _ => {}
+        }
+    }
+    assert!(failed.iter().all(|(_, reason)| reason.contains("expert ")), "{failed:?}");
+    model.mend();
+    ask(&service, "c", &told);
+    while !matches!(next(), (id, Event::Done(_)) if id == "c") {}
+    assert_eq!(service.status().restarts, 0);
 }
 
 /// Sessions with prompts, decoding and several windows, replayed for the slots of the engine and for others.
@@ -214,7 +285,7 @@ fn a_replay_predicts_every_hit() {
     };
     let (_, trace) = run(4, EXPERTS, true);
     let file = tempfile::NamedTempFile::new().unwrap();
-    trace.unwrap().save(file.path()).unwrap();
+    trace.unwrap().write(&mut std::io::BufWriter::new(file.as_file())).unwrap();
     let trace = Trace::load(file.path()).unwrap();
     for (card, ram) in [(4, EXPERTS), (1, EXPERTS), (6, 2), (2, 3), (0, EXPERTS)] {
         let (stats, _) = run(card, ram, false);
@@ -274,6 +345,35 @@ fn the_bus_and_the_processor_give_the_same_bits() {
         assert!(session(&mut engine) == whole, "{misses:?}, {ram} in RAM");
         let stats = engine.tier_stats().unwrap();
         assert_eq!((stats.bus_bytes > 0, stats.processor_bytes > 0), (misses == Misses::Card, misses == Misses::Processor));
+    }
+}
+
+/// Where RAM holds the experts that the card does not, slots for copies would leave some of them on disk alone, which nobody asked for.
+#[test]
+fn a_ring_that_ram_has_no_room_for_is_refused_and_never_pushes_experts_to_disk() {
+    let whole = session(&mut open(Mode::Fast, None, ExpertOptions::default()));
+    let run = |misses, ram, may_stay_on_disk| {
+        let experts = ExpertOptions { misses, may_stay_on_disk, ram_slots: slots(ram), ..ExpertOptions::default() };
+        let options = options_with(Mode::Fast, slots(5), experts);
+        let engine = open_on(&model_path(TRAINED[0]), Mode::Fast, &[LAYERS as u32], options);
+        engine.map(|mut engine| (session(&mut engine) == whole, engine.tier_stats().unwrap()))
+    };
+    match run(Misses::Card, EXPERTS - 5, false).map(drop) {
+        Err(EngineError::Experts(error @ ExpertError::NoRamForRing { .. })) => {
+            assert!(error.to_string().contains("--ram-experts disk"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    for (misses, ram, may, bus, disk) in [
+        (Misses::Card, EXPERTS - 5, true, true, true),
+        (Misses::Card, EXPERTS - 4, false, true, false),
+        (Misses::Card, EXPERTS, false, true, false),
+        (Misses::Processor, EXPERTS - 5, false, false, false),
+        (Misses::Auto, EXPERTS - 5, false, false, false),
+    ] {
+        let (same, stats) = run(misses, ram, may).unwrap();
+        assert!(same, "{misses:?}, {ram} in RAM");
+        assert_eq!((stats.bus_bytes > 0, stats.disk_calls > 0), (bus, disk), "{misses:?}, {ram} in RAM");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The software Vulkan card, where there is one.
 
+use super::skip::skipped;
 use strata::backend::discovery::{CardOptions, NamedCard, survey};
 use strata::backend::webgpu::{Tuning, VULKAN, WebGpuBackend};
 
@@ -13,7 +14,7 @@ pub const TUNINGS: [(&str, Tuning); 2] = [
 pub fn software_card() -> Option<NamedCard> {
     let card = survey(&[&VULKAN]).cards.into_iter().find(|c| c.card.software && c.card.unusable.is_none());
     if card.is_none() {
-        println!("SKIPPED: no software Vulkan driver (Debian: mesa-vulkan-drivers, libvulkan1)");
+        skipped("the software Vulkan card: no such driver (Debian: mesa-vulkan-drivers, libvulkan1)");
     }
     card
 }

@@ -4,6 +4,7 @@
 pub mod gpu;
 pub mod npz;
 pub mod reference;
+pub mod skip;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};

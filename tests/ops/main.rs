@@ -1,6 +1,5 @@
 //! Every op against a naive formula in double precision, on both modes of the CPU with several thread counts, and on the GPU
 //! kernels: WGSL through the software Vulkan driver where there is one, CUDA and HIP through simulated drivers (see `rig`).
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))] // where simulated drivers run
 
 mod attention;
 #[path = "../common/blocks.rs"]
@@ -13,6 +12,9 @@ mod gpu;
 mod recurrent;
 mod rig;
 mod rowwise;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))] // where simulated drivers run
 #[path = "../sim_support/mod.rs"]
 mod sim_support;
+#[path = "../common/skip.rs"]
+mod skip;
 mod windows;

@@ -2,8 +2,8 @@
 //! three threads. Results must have the same bits for any
 //! number of threads, and the fast mode must stay within a bound of the reference.
 
+use std::any::Any;
 use std::num::NonZeroUsize;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use strata::backend::cpu::kernels::Simd;
@@ -17,7 +17,6 @@ use strata::quant::Format;
 use strata::units::TokenId;
 
 use crate::gpu::{TUNINGS, open_card, software_card};
-use crate::sim_support::Zoo;
 
 /// Deterministic noise.
 pub struct Noise(u64);
@@ -222,9 +221,9 @@ impl Bed {
             groups.push(Group { name: format!("{mode:?} {rounding:?} {simd:?}"), devices, bound });
         }
         groups.extend(gpu_groups(&stage, &weights));
-        let zoo = Zoo::shared();
-        groups.extend(simulated_groups(&zoo, &stage, &weights));
-        Rig { stage, groups, _zoo: zoo }
+        let (simulated, cards) = simulated_groups(&stage, &weights);
+        groups.extend(simulated);
+        Rig { stage, groups, _cards: cards }
     }
 }
 
@@ -249,8 +248,16 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
     TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).filter_map(open).collect()
 }
 
-/// Simulated cards of each kind that CUDA and HIP kernels are made for.
-fn simulated_groups(zoo: &Zoo, stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
+/// Simulated drivers run on Linux alone.
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+fn simulated_groups(_: &Arc<Stage>, _: &[(WeightId, u32, Vec<u8>)]) -> (Vec<Group>, Box<dyn Any>) {
+    (vec![], Box::new(()))
+}
+
+/// Simulated cards of each kind that CUDA and HIP kernels are made for, and what must outlive them.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+fn simulated_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> (Vec<Group>, Box<dyn Any>) {
+    let zoo = crate::sim_support::Zoo::shared();
     let open = |(name, mut backend): (&str, Box<dyn Backend>)| {
         if is_beyond(backend.as_ref(), stage) {
             return None;
@@ -262,7 +269,8 @@ fn simulated_groups(zoo: &Zoo, stage: &Arc<Stage>, weights: &[(WeightId, u32, Ve
         let id = backend.prepare(stage, 0).unwrap();
         Some(Group { name: name.into(), devices: vec![(backend, id)], bound: FINE_BOUND })
     };
-    zoo.kinds().into_iter().filter_map(open).collect()
+    let groups = zoo.kinds().into_iter().filter_map(open).collect();
+    (groups, Box::new(zoo))
 }
 
 /// Whether a card has no kernels for the program, which is listed. Only caches of 8 and 4 bits may be missing.
@@ -285,8 +293,10 @@ const GPU_BOUND: f64 = 2e-5;
 /// Kinds of arithmetic and how far each may be from the reference, which comes first.
 fn kinds(tolerance: f64) -> Vec<(Mode, Rounding, Option<Simd>, f64)> {
     let fine = tolerance.min(1e-4);
-    let mut kinds = vec![(Mode::Reference, Rounding::Bits8, None, 0.0), (Mode::Fast, Rounding::Bits15, None, fine)];
-    kinds.extend(Simd::available().iter().map(|simd| (Mode::Fast, Rounding::Bits8, Some(*simd), tolerance)));
+    let mut kinds = vec![(Mode::Reference, Rounding::Bits8, None, 0.0)];
+    for (rounding, bound) in [(Rounding::Bits15, fine), (Rounding::Bits8, tolerance)] {
+        kinds.extend(Simd::available().iter().map(|simd| (Mode::Fast, rounding, Some(*simd), bound)));
+    }
     kinds
 }
 
@@ -313,7 +323,7 @@ pub struct Rig {
     pub stage: Arc<Stage>,
     groups: Vec<Group>,
     // Dropped after the devices on its cards.
-    _zoo: Rc<Zoo>,
+    _cards: Box<dyn Any>,
 }
 
 /// Little-endian words.
