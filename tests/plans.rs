@@ -3,6 +3,7 @@
 mod plans {
     mod exact;
     mod examples;
+    mod extremes;
     mod families;
     mod files;
     mod probing;
@@ -10,6 +11,7 @@ mod plans {
     mod random;
     mod sheets;
     mod snapshots;
+    mod splits;
     mod stories;
     mod support;
     mod verified;

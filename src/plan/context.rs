@@ -3,9 +3,10 @@
 
 use super::limits::{KvType, Limits, RamExperts};
 use super::machine::{BackendKind, Card, Machine, Os};
-use super::model::PlanModel;
+use super::model::{ConvFacts, LayerFacts, Mixer, PlanModel};
 use super::refusal::Refusal;
 use super::rules::{self, CardRates, DriverBytes, HostRates, Notes};
+use super::size::MAX_SIZE_BYTES;
 
 /// Index of a card in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -126,7 +127,7 @@ impl<'a> Context<'a> {
 /// Cells come in whole blocks of the indexer.
 fn cell_block(model: &PlanModel) -> u64 {
     let ratios = model.layers.iter().filter_map(|l| match l.mixer {
-        super::model::Mixer::Attention { index: Some(i), .. } => Some(u64::from(i.ratio)),
+        Mixer::Attention { index: Some(i), .. } => Some(u64::from(i.ratio)),
         _ => None,
     });
     ratios.max().unwrap_or(1).max(1)
@@ -157,10 +158,49 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
     if limits.vision && model.vision.is_none() {
         return wrong("--vision on: no vision encoder was given (give its file, or use --vision off)".into());
     }
+    let sizes = [("--reserve", limits.reserve), ("--cache-ram", Some(limits.cache_ram)), ("--ram-budget", limits.ram_budget)];
+    if let Some((flag, _)) = sizes.into_iter().find(|(_, size)| size.is_some_and(|bytes| bytes > MAX_SIZE_BYTES)) {
+        return wrong(format!("{flag} is more than 1024 TiB, which no PC has"));
+    }
+    if let Err(problem) = model.check() {
+        return wrong(problem.to_string());
+    }
+    let state = state_bytes(model, limits);
+    if state > MAX_SIZE_BYTES as f64 {
+        return wrong(format!(
+            "a context (-c) and --slots that take {:.0} TiB of state: no PC has that",
+            state / (1u64 << 40) as f64
+        ));
+    }
+    if limits.stage_arenas.iter().flatten().any(|arenas| arenas.largest() > MAX_SIZE_BYTES) {
+        return wrong("a measured arena is more than 1024 TiB, which no PC has".into());
+    }
     if limits.stage_arenas.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
         return wrong("measured arenas need an explicit layer split with as many stages".into());
     }
     check_split(model, limits)
+}
+
+/// State of all slots with every version, in floating point, which cannot overflow.
+fn state_bytes(model: &PlanModel, limits: &Limits) -> f64 {
+    let cells =
+        f64::from(limits.context.unwrap_or(model.trained_context.min(super::limits::DEFAULT_CONTEXT))) + cell_block(model) as f64;
+    let versions = f64::from(limits.window_rows());
+    let conv = |c: &ConvFacts| (f64::from(c.rows) + versions) * f64::from(c.channels) * 4.0;
+    let draft = model.draft.as_ref().map(|d| &d.block);
+    let of_layer = |layer: &LayerFacts| {
+        let own = match &layer.mixer {
+            Mixer::Attention { kv_heads, head_dim, index, .. } => {
+                let keys = index.map_or(0.0, |i| 8.0 * f64::from(i.dim));
+                cells * (kv_cell_bytes(limits.kv, *kv_heads, *head_dim) as f64 + keys)
+            }
+            Mixer::Delta { value_heads, key_dim, value_dim, conv: own } => {
+                versions * 4.0 * f64::from(*value_heads) * f64::from(*key_dim) * f64::from(*value_dim) + conv(own)
+            }
+        };
+        own + layer.ngram_conv.as_ref().map_or(0.0, conv)
+    };
+    model.layers.iter().chain(draft).map(of_layer).sum::<f64>() * f64::from(limits.slots)
 }
 
 fn check_split(model: &PlanModel, limits: &Limits) -> Result<(), Box<Refusal>> {
@@ -216,8 +256,17 @@ fn eligible_cards(machine: &Machine, limits: &Limits) -> Result<Vec<usize>, Box<
     if eligible.is_empty() {
         return Err(Box::new(Refusal::no_device("the machine has no device at all, not even a CPU".into())));
     }
-    if limits.layer_split.as_ref().is_some_and(|split| split.len() > eligible.len()) {
+    let ranges = limits.layer_split.as_ref().map(Vec::len);
+    if ranges.is_some_and(|ranges| ranges > eligible.len()) {
         return wrong(format!("--layer-split has more ranges than there are cards ({})", eligible.len()));
+    }
+    if let (Some(ranges), Some(ids)) = (ranges, &limits.devices)
+        && ranges != ids.len()
+    {
+        return wrong(format!("--device names {} cards, --layer-split has {ranges} range(s): give one for each card", ids.len()));
+    }
+    if let Some(most) = ranges.or(limits.devices.as_ref().map(Vec::len)).filter(|n| *n > rules::MAX_STAGES) {
+        return wrong(format!("{most} cards are asked for; a model can be spread over {} at most", rules::MAX_STAGES));
     }
     Ok(eligible)
 }

@@ -206,6 +206,40 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     by
 }
 
+/// RAM and commit as sums over the stages of a layout: what is left for them, and what each kind of stage adds. [`need`] says the
+/// same of a whole layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostBudget {
+    /// What stages may take; below zero where the host's own rows are too large already.
+    pub ram: i64,
+    /// The same of commit, where it is charged.
+    pub commit: Option<i64>,
+    /// For every stage but the first.
+    pub hand_off: i64,
+    /// Once, if a stage holds only some of its experts.
+    pub partial: i64,
+    /// Once, if a stage lies on a card of its own.
+    pub staging: i64,
+    /// Experts on a card need no room in RAM.
+    pub held_counts: bool,
+}
+
+pub fn budget(ctx: &Context<'_>, supplies: &HostSupplies, chunk: u32) -> HostBudget {
+    let one = LayoutSums { stages: 1, chunk, all_held: true, ..LayoutSums::default() };
+    let bytes = |sums: LayoutSums| fixed_need(ctx, &sums).iter().sum::<u64>() as i64;
+    let own = bytes(one);
+    let held_counts = ctx.limits.ram_experts != RamExperts::Disk;
+    let experts = if held_counts { ctx.model.experts_bytes() as i64 } else { 0 };
+    HostBudget {
+        ram: supplies.ram.usable() as i64 - own - experts,
+        commit: supplies.commit.as_ref().map(|c| c.usable() as i64 - own - experts),
+        hand_off: bytes(LayoutSums { stages: 2, ..one }) - own,
+        partial: bytes(LayoutSums { all_held: false, ..one }) - own,
+        staging: bytes(LayoutSums { device_bytes: 1, ..one }) - own,
+        held_counts,
+    }
+}
+
 /// What the processor needs to compute experts of windows of up to `rows` rows: its own buffers for a piece of them, inputs and
 /// results of all, a spare expert for exchanges, and buffers for reads in flight.
 fn expert_buffers(ctx: &Context<'_>, rows: u64) -> u64 {

@@ -132,6 +132,14 @@ pub struct StageArenas {
     pub experts_inside: bool,
 }
 
+impl StageArenas {
+    /// The largest of all.
+    pub(super) fn largest(&self) -> u64 {
+        let all = [self.weights_bytes, self.state_bytes, self.work_bytes, self.scratch_bytes, self.host_scratch_bytes];
+        all.into_iter().max().unwrap_or(0)
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
     /// Tokens of one sequence; `None`: the trained context, at most [`DEFAULT_CONTEXT`].

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use super::bounds;
 use super::size::Size;
 
 /// The version of the machine file that this program writes and reads.
@@ -111,6 +112,29 @@ pub enum DriverKind {
     None,
 }
 
+impl DriverKind {
+    /// As machine files write it.
+    fn name(self) -> &'static str {
+        match self {
+            DriverKind::Linux => "linux",
+            DriverKind::Wddm => "wddm",
+            DriverKind::Tcc => "tcc",
+            DriverKind::Macos => "macos",
+            DriverKind::None => "none",
+        }
+    }
+
+    /// Whether there is such a driver on the system. WSL has the card of its Windows.
+    fn is_of(self, os: Os) -> bool {
+        match self {
+            DriverKind::Linux => matches!(os, Os::Linux | Os::Wsl),
+            DriverKind::Wddm | DriverKind::Tcc => matches!(os, Os::Windows | Os::Wsl),
+            DriverKind::Macos => os == Os::Macos,
+            DriverKind::None => true,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Card {
@@ -210,8 +234,8 @@ impl DiskKind {
 
 #[derive(Debug, Error)]
 pub enum MachineError {
-    #[error("machine file: {0}")]
-    Syntax(#[from] toml::de::Error),
+    #[error("machine file: {problem}")]
+    Syntax { problem: String },
     #[error("machine file: {0}")]
     Write(#[from] toml::ser::Error),
     #[error("machine file is of version {found}; this program reads version {MACHINE_VERSION}")]
@@ -222,7 +246,9 @@ pub enum MachineError {
 
 impl Machine {
     pub fn from_toml(text: &str) -> Result<Machine, MachineError> {
-        let machine: Machine = toml::from_str(text)?;
+        let parsed = toml::from_str(text);
+        // The message quotes the file.
+        let machine: Machine = parsed.map_err(|e| MachineError::Syntax { problem: bounds::harmless(&e.to_string()) })?;
         machine.check()?;
         Ok(machine)
     }
@@ -236,32 +262,19 @@ impl Machine {
         if self.version != MACHINE_VERSION {
             return Err(MachineError::Version { found: self.version });
         }
-        let fail = |what: &str, problem: &str| Err(MachineError::Invalid { what: what.into(), problem: problem.into() });
-        let host = &self.host;
-        if host.ram_available > host.ram_total {
-            return fail("host.ram_available", "is larger than host.ram_total");
-        }
-        if host.cores == 0 {
-            return fail("host.cores", "must be at least 1");
-        }
-        if host.commit_used.is_some() != host.commit_limit.is_some() {
-            return fail("host.commit_limit and host.commit_used", "must be given together");
-        }
-        for rate in [host.ram_read_gbs, host.cpu_weights_gbs, host.cpu_gmacs].into_iter().flatten() {
-            if !usable(rate) {
-                return fail("host", "has a rate that is not a positive number");
-            }
-        }
+        bounds::text("name", &self.name)?;
+        self.host.check()?;
         for (i, card) in self.cards.iter().enumerate() {
+            card.check(self.host.os)?;
             if self.cards[..i].iter().any(|other| other.id == card.id) {
-                return fail(&format!("card '{}'", card.id), "is listed twice");
+                return invalid(&format!("card '{}'", card.id), "is listed twice");
             }
-            card.check()?;
         }
-        match self.disks.iter().find(|d| [d.read_gbs, d.random_reads_per_s].into_iter().flatten().any(|r| !usable(r))) {
-            Some(disk) => fail(&format!("disk '{}'", disk.name), "has a rate that is not a positive number"),
-            None => Ok(()),
+        for disk in &self.disks {
+            bounds::text("the name of a disk", &disk.name)?;
+            bounds::rates(&format!("disk '{}'", disk.name), &[disk.read_gbs, disk.random_reads_per_s])?;
         }
+        Ok(())
     }
 
     pub fn card(&self, id: &str) -> Option<&Card> {
@@ -269,8 +282,40 @@ impl Machine {
     }
 }
 
-fn usable(rate: f64) -> bool {
-    rate.is_finite() && rate > 0.0
+pub(super) fn invalid(what: &str, problem: &str) -> Result<(), MachineError> {
+    Err(MachineError::Invalid { what: what.into(), problem: problem.into() })
+}
+
+impl Host {
+    fn check(&self) -> Result<(), MachineError> {
+        bounds::sizes(
+            "host",
+            &[
+                ("ram_total", Some(self.ram_total)),
+                ("ram_available", Some(self.ram_available)),
+                ("container_limit", self.container_limit),
+                ("container_used", self.container_used),
+                ("pinned_limit", self.pinned_limit),
+                ("memlock_limit", self.memlock_limit),
+                ("commit_limit", self.commit_limit),
+                ("commit_used", self.commit_used),
+                ("page_file", self.page_file),
+            ],
+        )?;
+        if self.ram_available > self.ram_total {
+            return invalid("host.ram_available", "is larger than host.ram_total");
+        }
+        if !(1..=bounds::MAX_CORES).contains(&self.cores) {
+            return invalid("host.cores", &format!("must be 1 to {}", bounds::MAX_CORES));
+        }
+        if self.commit_used.is_some() != self.commit_limit.is_some() {
+            return invalid("host.commit_limit and host.commit_used", "must be given together");
+        }
+        if let Some(simd) = &self.simd {
+            bounds::text("host.simd", simd)?;
+        }
+        bounds::rates("host", &[self.ram_read_gbs, self.cpu_weights_gbs, self.cpu_gmacs])
+    }
 }
 
 impl Card {
@@ -278,7 +323,7 @@ impl Card {
     pub fn new(id: impl Into<String>, name: impl Into<String>, backend: BackendKind, driver: DriverKind, total: Size) -> Card {
         Card {
             id: id.into(),
-            name: name.into(),
+            name: bounds::one_line(&name.into()),
             backend,
             driver,
             uuid: None,
@@ -309,22 +354,38 @@ impl Card {
         same(&self.uuid, &other.uuid) || same(&self.pci, &other.pci)
     }
 
-    fn check(&self) -> Result<(), MachineError> {
-        let fail =
-            |problem: &str| Err(MachineError::Invalid { what: format!("card '{}'", self.id), problem: problem.to_string() });
+    fn check(&self, os: Os) -> Result<(), MachineError> {
+        bounds::id(&self.id)?;
+        let what = format!("card '{}'", self.id);
+        for text in [Some(&self.name), self.uuid.as_ref(), self.pci.as_ref(), self.by_name_only.as_ref()].into_iter().flatten() {
+            bounds::text(&what, text)?;
+        }
+        bounds::sizes(
+            &what,
+            &[
+                ("total", Some(self.total)),
+                ("free", Some(self.free)),
+                ("max_buffer", self.max_buffer),
+                ("max_binding", self.max_binding),
+                ("context_bytes", self.context_bytes),
+                ("module_bytes", self.module_bytes),
+                ("library_bytes", self.library_bytes),
+                ("graph_bytes", self.graph_bytes),
+            ],
+        )?;
+        bounds::rates(&what, &[self.memory_gbs, self.bus_gbs, self.bus_median_gbs, self.compute_tflops])?;
         if self.free > self.total {
-            return fail("has more free than total memory");
+            return invalid(&what, "has more free than total memory");
         }
         if self.alignment.is_some_and(|a| !a.is_power_of_two()) {
-            return fail("has an alignment that is no power of two");
-        }
-        let rates = [self.memory_gbs, self.bus_gbs, self.bus_median_gbs, self.compute_tflops];
-        if rates.into_iter().flatten().any(|r| !usable(r)) {
-            return fail("has a rate that is not a positive number");
+            return invalid(&what, "has an alignment that is no power of two");
         }
         let limits = [self.max_buffer, self.max_binding];
         if limits.into_iter().flatten().any(|l| l.0 < super::size::MIB) {
-            return fail("has a buffer limit below 1 MiB");
+            return invalid(&what, "has a buffer limit below 1 MiB");
+        }
+        if !self.driver.is_of(os) {
+            return invalid(&what, &format!("has a driver of kind '{}', which this system does not have", self.driver.name()));
         }
         Ok(())
     }

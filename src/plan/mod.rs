@@ -2,6 +2,7 @@
 //! in which every byte is a row, or to a refusal with remedies that were each proven to fit. It knows no driver, asks no
 //! clock and opens no file. `docs/PLANNER.md` explains rows, order of life, objective and how to add a consumer.
 
+mod bounds;
 mod consumer;
 mod context;
 mod formula;
@@ -21,6 +22,7 @@ mod size;
 mod stage;
 mod verify;
 
+pub use bounds::is_usable_rate;
 pub use consumer::{Arena, Consumer, Lifetime};
 pub use context::CardIndex;
 pub use limits::{
@@ -32,11 +34,11 @@ pub use model::{
     ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
     NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
-pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
+pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, fits, plan};
 pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
-pub use rules::{Assumption, held_bytes};
+pub use rules::{Assumption, MAX_STAGES, held_bytes};
 pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};
-pub use size::{Size, SizeError};
+pub use size::{MAX_SIZE_BYTES, Size, SizeError};
 pub use verify::{Violation, verify};

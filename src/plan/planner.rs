@@ -192,6 +192,13 @@ pub fn decide(model: &PlanModel, machine: &Machine, limits: &Limits, want_others
     }
 }
 
+/// Whether there is a plan at all, with cards that are held taken as they are: [`decide`] without looking for the best.
+pub fn fits(model: &PlanModel, machine: &Machine, limits: &Limits) -> bool {
+    let Ok(mut ctx) = Context::new(model, machine, limits) else { return false };
+    let supplies = host::supplies(&mut ctx);
+    search::fits(&ctx, &supplies)
+}
+
 /// Cards of which other programs hold much.
 fn held_cards(ctx: &Context<'_>) -> Vec<HeldCard> {
     let cards = ctx.eligible.iter().map(|&i| &ctx.machine.cards[i]);
@@ -410,13 +417,15 @@ fn notices(ctx: &Context<'_>, best: &Layout, found: &search::Found, held: &[Held
     for &i in ctx.eligible.iter().filter(|i| !best.cards.contains(i)) {
         notices.push(format!("{} is left out: no split that uses it is faster", ctx.machine.cards[i].id));
     }
+    if ctx.eligible.len() > rules::MAX_STAGES {
+        notices.push(format!("of {} cards no more than {} can share a model", ctx.eligible.len(), rules::MAX_STAGES));
+    }
     if ctx.limits.ram_experts == RamExperts::All && need.ram_experts != RamExperts::All {
         notices
             .push("--ram-experts all: there is no room for a copy of every expert; RAM keeps those that are on no card".into());
     }
     if found.limited {
-        notices
-            .push("so many different cards: only their order and its reverse were looked at, with any of them left out".into());
+        notices.push("so many different cards: not every order of them and not every split was looked at".into());
     }
     if need.pinned_bytes > 0 {
         notices.push("pinned RAM is planned, but this version leaves it unpinned; a driver may copy from it more slowly".into());

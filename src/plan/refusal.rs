@@ -128,7 +128,7 @@ impl Refusal {
         largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.id.cmp(&b.id)));
         largest.truncate(LARGEST_ROWS);
         let what = short.iter().map(|p| format!("{} is {} bytes short", p.name, grouped(p.short))).collect::<Vec<_>>().join(", ");
-        let held_kind = held.iter().any(|h| short.iter().any(|p| p.name.starts_with(&h.card)));
+        let held_kind = held.iter().any(|h| short.iter().any(|p| p.name.split(' ').next() == Some(&h.card)));
         Refusal {
             kind: if held_kind { RefusalKind::CardHeld } else { RefusalKind::DoesNotFit },
             short,

@@ -223,6 +223,9 @@ pub const ROW_CACHE_BYTES: u64 = 64 * MIB;
 /// Pinned buffers while loading: two reads in flight.
 pub const LOAD_STAGING_BYTES: u64 = 2 * 64 * MIB;
 
+/// Most cards that one model can be spread over: more than a PC has slots for. The scheduler has room for as many.
+pub const MAX_STAGES: usize = 16;
+
 /// Cap on what a user can ask for, so that products stay inside 64 bits.
 pub const MAX_CONTEXT: u32 = 1 << 24;
 pub const MAX_SLOTS: u32 = 256;

@@ -28,31 +28,38 @@ const SUFFIXES: [(&str, u64); 10] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Size(pub u64);
 
+/// No PC has more of anything, and sums and products of sizes below it stay inside 64 bits.
+pub const MAX_SIZE_BYTES: u64 = 1 << 50;
+
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no size; write a whole number of bytes, or a number and a unit such as \"22 GiB\"")]
-pub struct SizeError {
-    pub text: String,
+pub enum SizeError {
+    #[error("{text:?} is no size; write a whole number of bytes, or a number and a unit such as \"22 GiB\"")]
+    Syntax { text: String },
+    #[error("{text:?} is more than 1024 TiB, which no PC has")]
+    TooLarge { text: String },
 }
 
 impl std::str::FromStr for Size {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<Size, SizeError> {
-        let fail = || SizeError { text: text.to_string() };
+        let fail = || SizeError::Syntax { text: text.to_string() };
+        let large = || SizeError::TooLarge { text: text.to_string() };
         let upper = text.trim().to_ascii_uppercase();
         let (number, unit) = SUFFIXES
             .iter()
             .find_map(|(suffix, unit)| upper.strip_suffix(suffix).map(|rest| (rest.trim(), *unit)))
             .unwrap_or((upper.as_str(), 1));
-        if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(unit).map(Size).ok_or_else(fail);
+        if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) {
+            let bytes = number.parse::<u64>().ok().and_then(|whole| whole.checked_mul(unit));
+            return bytes.filter(|bytes| *bytes <= MAX_SIZE_BYTES).map(Size).ok_or_else(large);
         }
         let value: f64 = number.parse().map_err(|_| fail())?;
         let bytes = value * unit as f64;
-        if !bytes.is_finite() || bytes < 0.0 || bytes >= u64::MAX as f64 || unit == 1 {
+        if !bytes.is_finite() || bytes < 0.0 || unit == 1 {
             return Err(fail());
         }
-        Ok(Size(bytes.round() as u64))
+        if bytes > MAX_SIZE_BYTES as f64 { Err(large()) } else { Ok(Size(bytes.round() as u64)) }
     }
 }
 
@@ -82,10 +89,10 @@ impl<'de> Deserialize<'de> for Size {
                 f.write_str("a size such as \"22 GiB\" or a whole number of bytes")
             }
             fn visit_u64<E: de::Error>(self, v: u64) -> Result<Size, E> {
-                Ok(Size(v))
+                self.visit_str(&v.to_string())
             }
             fn visit_i64<E: de::Error>(self, v: i64) -> Result<Size, E> {
-                u64::try_from(v).map(Size).map_err(|_| E::custom("a size cannot be negative"))
+                self.visit_str(&v.to_string())
             }
             fn visit_str<E: de::Error>(self, v: &str) -> Result<Size, E> {
                 v.parse().map_err(E::custom)
@@ -124,9 +131,13 @@ mod tests {
         {
             assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
         }
-        for text in ["", "x", "-1", "1.5", "99999999999 TiB", "GiB", "nan GiB"] {
-            assert!(text.parse::<Size>().is_err(), "{text}");
+        for text in ["", "x", "-1", "1.5", "GiB", "nan GiB", "inf TiB", "-2 GiB"] {
+            assert!(matches!(text.parse::<Size>(), Err(SizeError::Syntax { .. })), "{text}");
         }
+        for text in ["99999999999 TiB", "18446744073709551615", "99999999999999999999999", "1125899906842625", "1e9 TiB"] {
+            assert!(matches!(text.parse::<Size>(), Err(SizeError::TooLarge { .. })), "{text}");
+        }
+        assert_eq!("1024 TiB".parse(), Ok(Size(MAX_SIZE_BYTES)));
         assert_eq!(Size(22 * GIB).to_string(), "22 GiB");
         assert_eq!(Size(1).to_string(), "1");
         assert_eq!(grouped(1_538_035_200), "1,538,035,200");

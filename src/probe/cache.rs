@@ -10,6 +10,7 @@ use super::disk::DiskSpeeds;
 use super::speeds::HostSpeeds;
 use crate::backend::discovery::CardRates;
 use crate::gguf::write_whole;
+use crate::plan::is_usable_rate;
 
 /// The version of the file; another one is measured anew.
 const VERSION: u32 = 1;
@@ -50,7 +51,7 @@ pub struct CardSpeeds {
 
 impl CardSpeeds {
     pub fn of(rates: CardRates) -> CardSpeeds {
-        let usable = |rate: Option<f64>| rate.filter(|r| r.is_finite() && *r > 0.0);
+        let usable = |rate: Option<f64>| rate.filter(|r| is_usable_rate(*r));
         CardSpeeds {
             memory_gbs: usable(rates.memory_gbs),
             bus_gbs: usable(rates.bus_gbs),

@@ -1,7 +1,7 @@
 //! From what backends found to cards of the planner.
 
 use crate::backend::discovery::{CardRates, DriverModel, FoundCard, Interface, NamedCard, Standing, Survey};
-use crate::plan::{BackendKind, Card, DriverKind, Host, Os, Size};
+use crate::plan::{BackendKind, Card, DriverKind, Host, MAX_SIZE_BYTES, Os, Size};
 
 /// What the planner calls the cards of an interface.
 pub fn kind_of(interface: Interface) -> BackendKind {
@@ -40,7 +40,8 @@ fn card(named: &NamedCard, host: &Host, rates: CardRates) -> Card {
         DriverModel::Tcc => DriverKind::Tcc,
         DriverModel::Macos => DriverKind::Macos,
     };
-    let limit = |bytes: Option<u64>| bytes.filter(|b| *b >= 1 << 20).map(Size);
+    // Some drivers write the largest number there is for no limit.
+    let limit = |bytes: Option<u64>| bytes.filter(|b| (1 << 20..=MAX_SIZE_BYTES).contains(b)).map(Size);
     Card {
         uuid: found.uuid.clone(),
         pci: found.pci.map(|place| place.to_string()),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::gguf::{SECTOR_BYTES, SectorBuffer, open_unbuffered, read_exact_at};
-use crate::plan::DiskKind;
+use crate::plan::{DiskKind, is_usable_rate};
 
 /// Measured speeds of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -80,7 +80,7 @@ fn sequential_gbs(file: &File, bytes: u64) -> Option<f64> {
         readers.into_iter().all(|r| matches!(r.join(), Ok(Ok(()))))
     });
     let rate = read.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64() / 1e9;
-    (fine && rate > 0.0 && rate.is_finite()).then_some(rate)
+    (fine && is_usable_rate(rate)).then_some(rate)
 }
 
 fn random_reads_per_s(file: &File, bytes: u64) -> Option<f64> {
@@ -95,7 +95,7 @@ fn random_reads_per_s(file: &File, bytes: u64) -> Option<f64> {
         reads += 1;
     }
     let rate = reads as f64 / start.elapsed().as_secs_f64();
-    (rate > 0.0 && rate.is_finite()).then_some(rate)
+    is_usable_rate(rate).then_some(rate)
 }
 
 /// The disk that a file lies on.

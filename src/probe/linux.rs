@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::plan::{Host, Os, Size};
+use crate::plan::{Host, MAX_SIZE_BYTES, Os, Size};
 
 pub fn host() -> Host {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -76,12 +76,12 @@ fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid place for the answer, and the call keeps no reference to it.
     let outcome = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    (outcome == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    (outcome == 0 && limit.rlim_cur <= MAX_SIZE_BYTES).then_some(limit.rlim_cur)
 }
 
 /// `max` means no limit; version 1 writes a huge number instead.
 fn number(path: &Path) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse::<u64>().ok().filter(|n| *n < 1 << 60)
+    fs::read_to_string(path).ok()?.trim().parse::<u64>().ok().filter(|n| *n <= MAX_SIZE_BYTES)
 }
 
 /// Cores that this process may use; hardware threads of one core count once.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::backend::cpu::kernels::{
     ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, product, quantize_rows,
 };
+use crate::plan::is_usable_rate;
 use crate::quant::Format;
 
 /// Measured speeds of the host with all cores.
@@ -77,7 +78,7 @@ impl HostSpeeds {
             let slowest = |pass: usize| times.iter().map(|t| of(t)[pass]).fold(0.0, f64::max);
             let best = (0..passes).map(slowest).fold(f64::INFINITY, f64::min);
             let rate = amount * times.len() as f64 / best / 1e9;
-            (rate.is_finite() && rate > 0.0).then_some(rate)
+            is_usable_rate(rate).then_some(rate)
         };
         let weights_bytes = decode_rows(part_bytes) * row_bytes();
         Some(HostSpeeds {

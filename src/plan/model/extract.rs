@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 
+use super::bounds::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, MAX_STREAMS};
 use super::work::{WorkShapes, layer_floats};
 use super::{
     ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader, NgramFacts,
     PlanModel, TableFacts, TensorRow, VisionFacts,
 };
+use crate::plan::bounds::one_line;
 use crate::program::{ARENA_ALIGN_BYTES, align_up};
 use crate::quant::Format;
 
@@ -14,12 +16,6 @@ type Facts<T> = Result<T, ModelFactsError>;
 
 /// Architectures whose layers the planner understands.
 const KNOWN: [&str; 6] = ["qwen4exp", "llama", "qwen2", "qwen3", "qwen3moe", "gemma3"];
-
-/// More layers than any model has; keeps a broken file from asking for endless tables.
-const MAX_LAYERS: u32 = 1024;
-
-/// No width, head count or kernel size is larger.
-const MAX_DIM: u32 = 1 << 16;
 
 impl DenseFacts {
     fn add(&mut self, tensor: &TensorRow) -> Facts<()> {
@@ -167,8 +163,19 @@ impl<'a> Reader<'a> {
             slab = align_up(slab + tensor_bytes(part)? / count, ARENA_ALIGN_BYTES);
             params += part.elements().unwrap_or(0) / count;
         }
-        let count = u32::try_from(count).map_err(|_| bad(first, "has too many experts"))?;
-        let used = self.u32("expert_used_count")?.min(count);
+        let count = u32::try_from(count).ok().filter(|n| u64::from(*n) <= MAX_EXPERTS);
+        let count = count.ok_or_else(|| bad(first, "has too many experts"))?;
+        if self.opt("expert_count")?.is_some_and(|stated| stated != count) {
+            return Err(bad(
+                first,
+                &format!("has {count} experts, which is not what the key '{}' says", self.key("expert_count")),
+            ));
+        }
+        let used = self.u32("expert_used_count")?;
+        if !(1..=count).contains(&used) {
+            let problem = format!("is {used}, outside 1 to the {count} experts of a layer");
+            return Err(ModelFactsError::Metadata { key: self.key("expert_used_count"), problem });
+        }
         let formats = parts.iter().map(|t| t.format.name()).collect::<Vec<_>>().join("/");
         Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats }))
     }
@@ -213,7 +220,7 @@ impl<'a> Reader<'a> {
 
     fn streams(&self) -> Facts<u32> {
         let streams = self.or("hyper_connection.count", 1)?;
-        if (1..=64).contains(&streams) {
+        if (1..=MAX_STREAMS).contains(&streams) {
             return Ok(streams);
         }
         Err(ModelFactsError::Metadata { key: self.key("hyper_connection.count"), problem: format!("is {streams}") })
@@ -294,7 +301,7 @@ impl PlanModel {
             2 * u64::from(width)
         };
         let mut model = PlanModel {
-            name: header.text("general.name").unwrap_or(&reader.arch).to_string(),
+            name: one_line(header.text("general.name").unwrap_or(&reader.arch)),
             arch: reader.arch.clone(),
             width,
             streams,
@@ -313,6 +320,7 @@ impl PlanModel {
         if reader.blocks.contains_key(&count) && reader.or("nextn_predict_layers", 0)? > 0 {
             model.draft = Some(draft_facts(&reader, count)?);
         }
+        model.check()?;
         Ok(model)
     }
 
@@ -339,7 +347,7 @@ impl PlanModel {
         }
         self.draft = Some(draft);
         self.file_bytes += file_bytes(header)?;
-        Ok(())
+        self.check()
     }
 
     /// Adds the vision encoder of an mmproj file.
@@ -364,7 +372,7 @@ impl PlanModel {
         let floats = patches * (2 * width + (4 * width).max(inner));
         self.vision = Some(VisionFacts { weights, work_bytes: align_up(floats * 4, ARENA_ALIGN_BYTES) });
         self.file_bytes += weights.bytes;
-        Ok(())
+        self.check()
     }
 
     /// This model with the draft block and the vision encoder of another description.

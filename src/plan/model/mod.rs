@@ -1,5 +1,6 @@
 //! A model as the planner sees it: bytes and shapes by layer, nothing that needs the weights themselves.
 
+mod bounds;
 mod extract;
 mod header;
 mod work;
@@ -15,6 +16,10 @@ pub enum ModelFactsError {
     Metadata { key: String, problem: String },
     #[error("tensor '{tensor}' {problem}")]
     Tensor { tensor: String, problem: String },
+    #[error("{what} is {found}; no model has more than {most}")]
+    TooLarge { what: &'static str, found: u128, most: u64 },
+    #[error("the model has no layers or no width")]
+    TooFew,
     #[error("architecture '{arch}' is not known to the planner; known are {known}")]
     Architecture { arch: String, known: String },
     #[error("it holds only the draft block of a model: give it with --draft-file, beside the model's own file")]
