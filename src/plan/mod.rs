@@ -33,7 +33,7 @@ pub use model::{
     ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
     NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
-pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
+pub use planner::{Alternative, Capability, CardCheck, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
 pub use refusal::{HeldCard, Refusal, RefusalKind};
 pub use remedy::{Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};

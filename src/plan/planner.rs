@@ -88,6 +88,13 @@ pub struct Unexplained {
     pub explained: bool,
 }
 
+/// What is gone of a card after loading, as its driver says, against the plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct CardCheck {
+    pub card: String,
+    pub memory: Unexplained,
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
     pub decode_tokens_per_s: f64,

@@ -47,7 +47,7 @@ pub fn ram_floor(host: &Host, display: bool, contained: bool) -> (u64, &'static 
 pub const COMMIT_FLOOR_BYTES: u64 = 2 * GIB;
 
 /// Pinning goes in slices of this size and stops at the first refusal.
-pub const PIN_SLICE_BYTES: u64 = GIB;
+pub use crate::experts::PIN_SLICE_BYTES;
 
 /// Most bytes that can be pinned with `cards` contexts, and why.
 pub fn pinned_limit(machine: &Machine, ram_capacity: u64, cards: usize) -> (u64, String) {

@@ -155,7 +155,7 @@ impl Backend for WebGpuBackend {
         supports(stage, op, &self.gpu.target)
     }
 
-    fn scratch_bytes(&self, stage: &Stage) -> Result<u64, BackendError> {
+    fn scratch_bytes(&self, stage: &Arc<Stage>) -> Result<u64, BackendError> {
         let lowered = self.lower_all(stage)?;
         let parameters = Parameters::bytes_of(lowered.iter());
         self.parameter_bytes.store(parameters, Ordering::Relaxed);
