@@ -5,9 +5,11 @@ use std::sync::{Arc, OnceLock};
 use super::card::OpenCard;
 use super::images::Images;
 use super::rates::measure;
+use super::target::target;
 use super::{Architecture, CardFacts, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
 use crate::backend::discovery::{Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard};
 use crate::backend::{Backend, BackendError, Finder};
+use crate::program::KvFormat;
 
 /// How a vendor's driver is opened.
 pub type OpenDriver = fn() -> Result<Arc<dyn Driver>, Unavailable>;
@@ -131,6 +133,10 @@ impl Finder for DeviceFinder {
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
         let open = self.open_card(card.driver_index).ok()?;
         Some(open.context().memory_info().ok()?.free_bytes)
+    }
+
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        target().caches
     }
 
     fn measure(&self, card: &FoundCard) -> CardRates {

@@ -6,6 +6,7 @@ use super::args::Args;
 use super::kernels::{BATCHES, Kernel, Kinds, Operand};
 use super::run_block::RunLayout;
 use crate::backend::params::Limits;
+use crate::program::KvFormat;
 use crate::quant::Format;
 
 /// Where the bytes of an operand lie.
@@ -88,8 +89,10 @@ impl Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variant {
     pub kernel: Kernel,
-    /// Block format of the weights, or element type of the cache.
+    /// Block format of the weights.
     pub format: Option<Format>,
+    /// How keys and values are cached.
+    pub cache: Option<KvFormat>,
     pub gated: bool,
     /// Window rows at once; 0 for kernels of one kind.
     pub batch: u32,
@@ -105,6 +108,9 @@ impl Variant {
         if let Some(format) = self.format {
             name += &format!("_{}", format.name().to_lowercase());
         }
+        if let Some(cache) = self.cache {
+            name += &format!("_{}", cache.name());
+        }
         if self.batch > 0 {
             name += &format!("_b{}", self.batch);
         }
@@ -117,6 +123,7 @@ impl Variant {
 pub struct Launch {
     pub kernel: Kernel,
     pub format: Option<Format>,
+    pub cache: Option<KvFormat>,
     pub gated: bool,
     /// What decides the batch of kernels that have several, and its largest value.
     pub batched: Option<(Count, u32)>,
@@ -158,7 +165,12 @@ impl Launch {
             }
             None => &[0],
         };
-        batches.iter().map(|batch| Variant { kernel: self.kernel, format: self.format, gated: self.gated, batch: *batch })
+        batches.iter().map(|batch| self.of_batch(*batch))
+    }
+
+    fn of_batch(&self, batch: u32) -> Variant {
+        let Launch { kernel, format, cache, gated, .. } = *self;
+        Variant { kernel, format, cache, gated, batch }
     }
 
     /// Whether the kernel's kinds and this launch agree.
@@ -168,7 +180,7 @@ impl Launch {
             Kinds::One => self.format.is_none() && self.batched.is_none(),
             Kinds::PerFormat => self.format.is_some() && self.batched.is_none(),
             Kinds::PerFormatAndBatch => self.format.is_some() && self.batched.is_some(),
-            Kinds::PerCache => matches!(self.format, Some(Format::F32 | Format::F16)),
+            Kinds::PerCache => self.cache.is_some() && self.format.is_none(),
         };
         kind && info.args == self.args.layout() && (info.gated || !self.gated)
     }

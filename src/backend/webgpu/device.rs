@@ -149,17 +149,20 @@ fn target(limits: &Limits, tuning: &Tuning) -> Target {
         max_groups_x: limits.max_compute_workgroups_per_dimension,
         max_groups_yz: limits.max_compute_workgroups_per_dimension,
         activations: Activations::Float,
+        caches: shader::CACHES,
         tiles: Tiles {
             vector_outs: tuning.vector_outs(),
             matrix_outs: tuning.matrix_tile().0,
             matrix_rows: tuning.matrix_tile().1,
             attention_splits: 8,
             delta_channels: tuning.delta_threads,
+            delta_chunk_channels: 0,
         },
         // Indexer keys stay in the state.
         room: Room {
             head_dim: shader::MAX_HEAD_DIM,
             delta_keys: shader::MAX_KEY_DIM,
+            delta_chunk_keys: 0,
             index_keys: u32::MAX,
             experts: shader::MAX_EXPERTS,
         },

@@ -7,7 +7,7 @@ use super::tuning::{Sharing, Tuning};
 use crate::backend::gpu::args::MAX_ARG_WORDS;
 use crate::backend::gpu::source::{wgsl_bindings, wgsl_constants};
 use crate::backend::gpu::{Kernel, Variant};
-use crate::quant::Format;
+use crate::program::KvFormat;
 use crate::quant::fp4::E2M1_DOUBLED;
 use crate::quant::iq_grids::{IQ1S_GRID, IQ2S_GRID, IQ2XS_GRID, IQ2XXS_GRID, IQ3S_GRID, IQ3XXS_GRID, IQ4_VALUES};
 
@@ -17,6 +17,8 @@ pub const TABLES_BINDING: u32 = 8;
 /// Largest head of attention and key of the delta rule that the kernels have room for.
 pub const MAX_HEAD_DIM: u32 = 512;
 pub const MAX_KEY_DIM: u32 = 512;
+/// How keys and values can be cached.
+pub const CACHES: &[KvFormat] = &[KvFormat::F32, KvFormat::F16];
 /// Most experts that the router and the sorting of choices have room for.
 pub const MAX_EXPERTS: u32 = 2048;
 
@@ -208,7 +210,7 @@ fn constants(variant: &Variant, numbers: &[(&str, u32)]) -> String {
         let _ = writeln!(text, "const {name}: vec4<u32> = vec4<u32>({a}u, {b}u, {c}u, {d}u);");
     }
     let _ = writeln!(text, "const GATED: bool = {};", variant.gated);
-    let _ = writeln!(text, "const CACHE_F16: bool = {};", variant.format == Some(Format::F16));
+    let _ = writeln!(text, "const CACHE_F16: bool = {};", variant.cache == Some(KvFormat::F16));
     text
 }
 
@@ -264,22 +266,28 @@ mod tests {
     use crate::backend::gpu::KERNELS;
     use crate::backend::gpu::kernels::{BATCHES, Kinds};
     use crate::backend::webgpu::tuning::BROADCAST_THREADS;
-    use crate::quant::FORMATS;
+    use crate::quant::{FORMATS, Format};
 
-    /// Every variant that lowering can ask for. Activations stay float32 here, so none are rounded.
+    /// Every variant that lowering can ask for. Activations stay float32 here, so none are rounded; the delta rule works token by
+    /// token.
     fn variants() -> Vec<Variant> {
         let mut all = vec![];
-        for info in KERNELS.iter().filter(|info| info.kernel != Kernel::Quantise) {
+        let used = |kernel| !matches!(kernel, Kernel::Quantise | Kernel::DeltaChunks);
+        for info in KERNELS.iter().filter(|info| used(info.kernel)) {
+            let kernel = info.kernel;
+            if info.kinds == Kinds::PerCache {
+                let one = Variant { kernel, format: None, cache: None, gated: false, batch: 0 };
+                all.extend(CACHES.iter().map(|cache| Variant { cache: Some(*cache), ..one }));
+                continue;
+            }
             let formats: Vec<Option<Format>> = match info.kinds {
-                Kinds::One => vec![None],
-                Kinds::PerCache => vec![Some(Format::F32), Some(Format::F16)],
+                Kinds::One | Kinds::PerCache => vec![None],
                 Kinds::PerFormat | Kinds::PerFormatAndBatch => FORMATS.iter().map(|f| Some(f.format)).collect(),
             };
             let batches: &[u32] = if info.kinds == Kinds::PerFormatAndBatch { &BATCHES } else { &[0] };
             for format in formats {
                 for gated in [false, true].into_iter().take(1 + usize::from(info.gated)) {
-                    let kernel = info.kernel;
-                    all.extend(batches.iter().map(|batch| Variant { kernel, format, gated, batch: *batch }));
+                    all.extend(batches.iter().map(|batch| Variant { kernel, format, cache: None, gated, batch: *batch }));
                 }
             }
         }
