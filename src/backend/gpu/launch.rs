@@ -139,14 +139,21 @@ impl Launch {
         at.checked_sub(1).and_then(|i| self.windows[i])
     }
 
+    /// Which of [`Launch::variants`] a run needs; `None` where there is nothing to do.
+    pub fn choice(&self, counts: &Counts) -> Option<usize> {
+        let some = self.grid.iter().all(|extent| extent.get(counts) > 0);
+        match self.batched {
+            Some((count, _)) => {
+                let rows = counts.get(count);
+                BATCHES.iter().position(|batch| *batch >= rows).filter(|_| some && rows > 0)
+            }
+            None => some.then_some(0),
+        }
+    }
+
     /// The code for a run; `None` where there is nothing to do.
     pub fn variant(&self, counts: &Counts) -> Option<Variant> {
-        let batch = match self.batched {
-            Some((count, _)) => *BATCHES.iter().find(|b| **b >= counts.get(count))?,
-            None => 0,
-        };
-        let some = self.grid.iter().all(|extent| extent.get(counts) > 0) && self.batched.is_none_or(|(c, _)| counts.get(c) > 0);
-        some.then_some(self.of_batch(batch))
+        self.variants().nth(self.choice(counts)?)
     }
 
     /// All code that runs of this launch may need.
