@@ -12,7 +12,7 @@ use serde_json::json;
 use super::args::{ComputeArgs, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, OpenModel, Opening, Stopping};
+use super::open::{Keeps, Loaded, OpenModel, Opening, Stopping};
 use super::output::note;
 use super::read::{MOST_SETTINGS_BYTES, read_file};
 use super::text::{Chat, open_tokenizer};
@@ -242,7 +242,7 @@ fn open_first(
     let open = |cache_ram: Size| {
         let keeps = Keeps { checkpoints, cache_ram: cache_ram.0 };
         let loaded = opened.load(&args.compute, Opening { keeps, ..opening }, interrupt)?;
-        Ok((Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }, keeps))
+        Ok((loaded.opened(), keeps))
     };
     // Embeddings leave nothing behind that could be parked.
     let usual = if opened.model.dims().pooling.is_some() { Size(0) } else { USUAL_CACHE_RAM };
@@ -276,7 +276,7 @@ impl Reopening {
             }
             let Reopening { opened, compute, opening, interrupt } = &self;
             let loaded = opened.load(compute, *opening, interrupt);
-            loaded.map(|loaded| Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }).map_err(|e| e.to_string())
+            loaded.map(Loaded::opened).map_err(|e| e.to_string())
         })
     }
 }

@@ -79,7 +79,7 @@ impl Setup {
         let open: OpenEngine = Box::new(move || {
             let fails = failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
             let engine = if fails { Err("a test's refusal".into()) } else { open_engine(&files, context, slots, rows) };
-            Ok(Opened { engine: engine?, plan: None })
+            Ok(Opened { engine: engine?, plan: None, cards: vec![] })
         });
         let service = Service::start(Arc::clone(&tokenizer), open, self.service).expect("a thread");
         service.wait_until_open(Duration::from_secs(60));
