@@ -16,12 +16,14 @@ use super::output::note;
 use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
-use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
+use crate::engine::service::Opened;
+use crate::engine::{Engine, GenerateError, LoadProgress, OpenOptions, physical_cores, process_memory};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
-use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::plan::{BackendKind, CardCheck, Limits, Machine, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::program::decode_row_bytes;
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -99,6 +101,15 @@ impl OpenModel {
         Ok(OpenModel { files, model: Arc::new(model), path: args.model.clone() })
     }
 
+    /// # Errors
+    /// The model gives embeddings.
+    pub fn must_write_text(&self) -> Result<(), CliError> {
+        match self.model.dims().pooling {
+            None => Ok(()),
+            Some(_) => Err(CliError::in_file(&self.files.name(), GenerateError::NoText)),
+        }
+    }
+
     /// Tokens that the sequence shall hold. `wish` is the user's `--ctx-size`; without it, `needed` tokens, at least
     /// `usual`, and never more than the model was trained for.
     pub fn context(&self, wish: Option<u32>, needed: usize, usual: u32) -> u32 {
@@ -145,7 +156,6 @@ impl OpenModel {
             cpu.cancel = interrupt.flag();
         }
         let here = this_pc(self.path.as_deref());
-        let memory_gbs = here.host.ram_read_gbs;
         let machine = match &compute.wishes.machine {
             Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here,
@@ -153,7 +163,7 @@ impl OpenModel {
         let launch = Launch {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
-            machine,
+            machine: machine.clone(),
             limits: limits(compute, &opening)?,
             options: OpenOptions {
                 decode_rows: opening.decode_rows,
@@ -183,9 +193,24 @@ impl OpenModel {
         for notice in launched.engine.pipeline().experts.iter().flat_map(|experts| experts.notices()) {
             note(format!("note: {notice}"));
         }
-        let Launched { engine, plan, .. } = launched;
-        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
+        let memory_gbs = memory_gbs(&launched, &machine);
+        let Launched { engine, plan, cards } = launched;
+        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
+}
+
+/// GB/s of the memory that a token's bytes are read from: of each stage that of its card, where that has been measured.
+fn memory_gbs(launched: &Launched, machine: &Machine) -> Option<f64> {
+    let (mut bytes, mut seconds) = (0.0, 0.0);
+    for (planned, runner) in launched.plan.stages.iter().zip(&launched.engine.pipeline().stages) {
+        let card = &machine.cards[planned.card.0];
+        let in_ram = card.shares_host_memory || matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual);
+        let rate = if in_ram { machine.host.ram_read_gbs? } else { card.memory_gbs? };
+        let read = decode_row_bytes(&runner.stage, &runner.stage.programs[0], 0) as f64;
+        bytes += read;
+        seconds += read / rate;
+    }
+    (seconds > 0.0).then(|| bytes / seconds)
 }
 
 /// The user's wishes for experts.
@@ -278,10 +303,18 @@ pub struct Keeps {
 pub struct Loaded {
     pub engine: Engine,
     pub plan: Plan,
+    pub cards: Vec<CardCheck>,
     pub threads: usize,
     pub load_time: Duration,
-    /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.
+    /// GB/s (10^9) of the memory that a token's bytes are read from, where it could be measured.
     pub memory_gbs: Option<f64>,
+}
+
+impl Loaded {
+    /// For the service.
+    pub fn opened(self) -> Opened {
+        Opened { engine: self.engine, plan: Some(Arc::new(self.plan)), cards: self.cards }
+    }
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

@@ -15,6 +15,7 @@ mod error;
 mod host;
 mod layer;
 mod moves;
+mod pins;
 mod popularity;
 mod profile;
 mod replay;
@@ -34,6 +35,7 @@ pub use disk::DiskOptions;
 pub use error::ExpertError;
 pub use host::MOST_ROWS;
 pub use layer::Geometry;
+pub use pins::{PIN_SLICE_BYTES, PinOptions};
 pub use popularity::Popularity;
 pub use profile::Profile;
 pub use replay::{Prediction, Replay, replay};
@@ -79,6 +81,7 @@ pub struct ExpertOptions {
     /// Where the popularity is kept when the engine ends.
     pub profile_file: Option<PathBuf>,
     pub disk: DiskOptions,
+    pub pin: PinOptions,
     /// Compares the bytes of every slot with its expert before each use, and fills slots with noise before each copy. Slow.
     pub verify: bool,
     /// Keeps what the router chose, for [`Experts::take_trace`].
@@ -96,6 +99,7 @@ impl Default for ExpertOptions {
             profile: None,
             profile_file: None,
             disk: DiskOptions::default(),
+            pin: PinOptions::default(),
             verify: false,
             record: false,
         }
@@ -125,6 +129,7 @@ pub struct Experts {
     counted_tokens: u64,
     recorder: Option<TraceWriter>,
     notices: Vec<String>,
+    pinned_bytes: u64,
     found: Vec<(usize, Swap)>,
     spare: Vec<u8>,
 }
@@ -228,6 +233,7 @@ impl ExpertPlan {
             counted_tokens: 0,
             recorder,
             notices,
+            pinned_bytes: 0,
             found: Vec::with_capacity(layers.len()),
             spare,
             residency,
@@ -386,7 +392,7 @@ impl Experts {
         &self.options
     }
 
-    /// What a user should know: files that are read through the page cache.
+    /// What a user should know: files that are read through the page cache, RAM that could not be pinned.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::{GenerationStats, MemoryUse};
-use crate::plan::Plan;
+use crate::plan::{CardCheck, Plan};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
@@ -87,9 +87,16 @@ pub struct Totals {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
+    /// Time of the engine; a window that serves several answers counts once.
     pub prompt_time: Duration,
     pub decode_time: Duration,
     pub decode_steps: u64,
+}
+
+impl Totals {
+    pub(super) fn add_time(&mut self, reading: bool, time: Duration) {
+        *if reading { &mut self.prompt_time } else { &mut self.decode_time } += time;
+    }
 }
 
 /// A request that has ended.
@@ -114,6 +121,8 @@ pub struct EngineInfo {
     pub memory: MemoryUse,
     /// What the engine was opened by, where it was planned.
     pub plan: Option<Arc<Plan>>,
+    /// What is gone of each card, against the plan.
+    pub cards: Vec<CardCheck>,
 }
 
 /// A device and the bytes in use on it, as it counts them itself.

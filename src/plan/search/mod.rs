@@ -115,6 +115,10 @@ pub fn search(ctx: &Context<'_>, supplies: &HostSupplies, want_others: bool) -> 
         if improved && want_others {
             best_table = Some(table);
         }
+        // The smallest chunk comes first and needs the least.
+        if found.best.is_none() {
+            break;
+        }
     }
     if let (Some(table), Some(best)) = (best_table, found.best.clone()) {
         let ground = Ground::new(ctx, supplies, &groups, &table);

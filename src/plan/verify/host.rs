@@ -153,7 +153,7 @@ impl Check<'_> {
         let left = host.container_limit.map_or(u64::MAX, |l| l.0.saturating_sub(host.container_used.map_or(0, |u| u.0)));
         let display = self.machine.cards.iter().any(|c| c.drives_display && c.backend != BackendKind::Cpu);
         let floor = match host.os {
-            _ if host.container_limit.is_some() => 512 * MIB,
+            _ if left < host.ram_available.0 => 512 * MIB,
             Os::Windows => 2 * GIB,
             Os::Macos => 3 * GIB,
             Os::Linux if display => 2 * GIB,
