@@ -1,5 +1,5 @@
 //! Everything that takes bytes, each with its arena and its lifetime. To add a consumer: a line here, its bytes in
-//! `stage.rs` (cards) or `host.rs`, its formula in `rows.rs`, and a rule of its own in `verify.rs`.
+//! `stage.rs` (cards) or `host.rs`, its formula in `rows.rs`, and a rule of its own in `verify/`.
 
 use serde::Serialize;
 
