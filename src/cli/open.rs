@@ -16,7 +16,7 @@ use super::output::note;
 use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
-use crate::engine::{Engine, LoadProgress, OpenOptions, physical_cores, process_memory};
+use crate::engine::{Engine, LoadProgress, OpenOptions, process_memory};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
@@ -137,14 +137,15 @@ impl OpenModel {
 
     /// Plans, takes memory and loads the weights.
     pub fn load(&self, compute: &ComputeArgs, opening: Opening, interrupt: &Interrupt) -> Result<Loaded, CliError> {
-        let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
+        let here = this_pc(self.path.as_deref());
+        let threads = compute.threads.unwrap_or_else(|| here.host.workers.unwrap_or(here.host.cores));
+        let threads = NonZeroUsize::new(threads as usize).unwrap_or(NonZeroUsize::MIN);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
         let rounding = if compute.activation_bits == "8" { Rounding::Bits8 } else { Rounding::Bits15 };
         let mut cpu = CpuOptions { rounding, ..CpuOptions::new(mode).with_threads(threads) };
         if opening.stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let here = this_pc(self.path.as_deref());
         let memory_gbs = here.host.ram_read_gbs;
         let machine = match &compute.wishes.machine {
             Some(file) => within_this_pc(read_machine(file)?, &here),
@@ -168,6 +169,13 @@ impl OpenModel {
             faults: Arc::default(),
             in_use: Arc::default(),
         };
+        let card_gbs: Vec<(String, f64)> = launch
+            .machine
+            .cards
+            .iter()
+            .filter(|card| card.backend.has_kernels())
+            .filter_map(|card| Some((card.id.clone(), card.memory_gbs?)))
+            .collect();
         let start = Instant::now();
         let mut show = Show { bar: LoadBar::new(), quiet: compute.quiet };
         let opened = open_planned(launch, &mut show);
@@ -184,7 +192,9 @@ impl OpenModel {
             note(format!("note: {notice}"));
         }
         let Launched { engine, plan, .. } = launched;
-        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
+        let used = |id: &String| plan.stages.iter().any(|stage| stage.card_id == *id);
+        let card_gbs = card_gbs.into_iter().filter(|(id, _)| used(id)).map(|(_, gbs)| gbs).reduce(f64::min);
+        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs, card_gbs })
     }
 }
 
@@ -282,6 +292,8 @@ pub struct Loaded {
     pub load_time: Duration,
     /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.
     pub memory_gbs: Option<f64>,
+    /// GB/s that the slowest card's own memory gives; `None` where that is not known, or cards are played by the processor.
+    pub card_gbs: Option<f64>,
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use thiserror::Error;
 
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
-pub use load::{LoadProgress, Tiered, load_bytes, load_ram, load_stage, ram_bytes};
+pub use load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_ram, load_stage};
 pub use park::Parked;
-pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
+pub use process::{ProcessMemory, available_memory_bytes, process_memory};
 pub use tables::RowTable;
 
 use crate::backend::cpu::{CpuOptions, Mode};
@@ -95,6 +95,8 @@ pub struct OpenOptions {
     /// Slots for the experts of each layer of the model, found by a table. `None`, or a layer with `u32::MAX`: the device holds
     /// all of them.
     pub expert_slots: Option<Vec<u32>>,
+    /// Of these, how many of the last of each layer lie on bytes that buffers of prompts use as well; `None`: none.
+    pub lent_slots: Option<Vec<u32>>,
     pub experts: ExpertOptions,
     /// How the processor computes experts that no device holds.
     pub host: CpuOptions,
@@ -113,6 +115,7 @@ impl Default for OpenOptions {
             kv: KvFormat::F16,
             undo_tokens: 0,
             expert_slots: None,
+            lent_slots: None,
             experts: ExpertOptions::default(),
             host: CpuOptions::new(Mode::Fast),
             cancel: Arc::new(AtomicBool::new(false)),
@@ -130,8 +133,11 @@ impl OpenOptions {
         if self.prompt_rows > decode_rows {
             programs.push(("prompt".to_string(), shape(self.prompt_rows)));
         }
-        let of_layers = |slots: &Vec<u32>| layers.clone().map(|l| slots.get(l as usize).copied().unwrap_or(u32::MAX)).collect();
-        let expert_slots = self.expert_slots.as_ref().map(of_layers);
+        let of_layers = |list: &Option<Vec<u32>>, other: u32| {
+            let list = list.as_ref()?;
+            Some(layers.clone().map(|l| list.get(l as usize).copied().unwrap_or(other)).collect())
+        };
+        let (expert_slots, lent_slots) = (of_layers(&self.expert_slots, u32::MAX), of_layers(&self.lent_slots, 0));
         StageOptions {
             layers,
             slots: self.slots,
@@ -140,6 +146,7 @@ impl OpenOptions {
             versions: self.undo_tokens.saturating_add(1),
             programs,
             expert_slots,
+            lent_slots,
         }
     }
 }
@@ -317,13 +324,17 @@ impl Engine {
         let mut opened = Vec::with_capacity(built.len());
         for BuiltStage { stage, mut backend, .. } in built {
             let scratch_bytes = backend.scratch_bytes(&stage)?;
+            if stage.lent_bytes > 0 && !backend.lends_slots() {
+                let problem = "it cannot lay buffers of prompts on slots of experts".into();
+                return Err(BackendError::Rejected { device: backend.facts().id.clone(), problem }.into());
+            }
             backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
             opened.push((backend, stage));
         }
         let mut experts = open_experts(&files, &opened, &options)?;
         let tiered = Tiered::of(experts.as_ref());
         let of_stages: u64 = opened.iter().map(|(_, stage)| load_bytes(stage, &tiered)).sum();
-        let total_bytes = of_stages + experts.as_ref().map_or(0, ram_bytes);
+        let total_bytes = of_stages + experts.as_ref().map_or(0, |experts| experts_bytes(experts, opened.len()));
         let mut before_bytes = 0;
         for (backend, stage) in &mut opened {
             let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
@@ -333,8 +344,15 @@ impl Engine {
         if let Some(experts) = &mut experts {
             let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
             load_ram(&files, experts, &options.cancel, &mut advance)?;
-            for (i, (backend, _)) in opened.iter_mut().enumerate() {
-                experts.fill_card(i, backend.as_mut())?;
+            before_bytes += experts_bytes(experts, 0);
+            for (i, (backend, stage)) in opened.iter_mut().enumerate() {
+                let mut last_bytes = 0;
+                let mut advance = |p: LoadProgress| {
+                    last_bytes = p.done_bytes;
+                    progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+                };
+                load_card(&files, experts, (i, stage), backend.as_mut(), &options.cancel, &mut advance)?;
+                before_bytes += last_bytes;
             }
         }
         let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
@@ -404,7 +422,7 @@ impl Engine {
             let MemoryReport { scratch_bytes, .. } = s.backend.memory();
             sum.weights_bytes += s.stage.weights_bytes;
             sum.state_bytes += s.stage.state_bytes;
-            sum.work_bytes += s.stage.work_bytes;
+            sum.work_bytes += s.stage.work_bytes - s.stage.lent_bytes;
             sum.scratch_bytes += scratch_bytes;
         }
         sum

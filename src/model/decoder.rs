@@ -7,7 +7,7 @@ use super::tensors::{Experts, Linear};
 use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len};
 use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
-    Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, Stage,
+    Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, SlotRoom, Stage,
     StageBuilder, StateId, StateKind, View, WeightId,
 };
 use crate::quant::Format;
@@ -416,7 +416,7 @@ impl Config {
         tensors: &Tensors<'_>,
         stage: &mut StageBuilder,
         i: u32,
-        slots: Option<u32>,
+        slots: Option<SlotRoom>,
     ) -> Result<FeedForward, ModelError> {
         let width = self.width;
         let base = |part: &str| format!("blk.{i}.{part}");
