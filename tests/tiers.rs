@@ -319,7 +319,7 @@ fn ask(service: &Service, id: &str, told: &mpsc::Sender<(String, Event)>) {
 fn a_read_error_fails_the_answers_of_its_window_and_the_engine_stays_open() {
     let model = Breakable::new();
     let tokenizer = Arc::new(Tokenizer::from_metadata(ModelFiles::open(&model.path).unwrap().metadata()).unwrap());
-    let mut first = Some(Opened { engine: model.open(2), plan: None });
+    let mut first = Some(Opened { engine: model.open(2), plan: None, cards: vec![] });
     let open: OpenEngine = Box::new(move || first.take().ok_or_else(|| "it was to stay open".into()));
     let service = Service::start(tokenizer, open, ServiceOptions::default()).unwrap();
     let (told, events) = mpsc::channel();

@@ -18,6 +18,7 @@ pub mod webgpu;
 pub use discovery::Finder;
 pub use virtual_card::{CardUse, Faults, VirtualCard, VirtualFacts};
 
+use std::any::Any;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -125,6 +126,21 @@ pub struct PreparedId(pub usize);
 #[must_use = "a run's errors surface in wait"]
 pub struct Ticket(pub u64);
 
+/// Pins host memory for one device.
+pub trait Pinner {
+    /// Pins memory until what is returned is dropped.
+    ///
+    /// # Errors
+    /// Why the system refuses; in words.
+    ///
+    /// # Safety
+    /// The memory stays mapped at its place until what is returned is dropped.
+    unsafe fn pin(&self, memory: *mut [u8]) -> Result<Pinned, String>;
+}
+
+/// Keeps memory pinned.
+pub type Pinned = Box<dyn Any + Send + Sync>;
+
 /// One device with one stage on it. All memory is taken in `open` and `prepare`; afterwards nothing allocates.
 pub trait Backend: Send {
     fn facts(&self) -> &DeviceFacts;
@@ -137,8 +153,22 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// A step that the device cannot run.
-    fn scratch_bytes(&self, _stage: &Stage) -> Result<u64, BackendError> {
+    fn scratch_bytes(&self, _stage: &Arc<Stage>) -> Result<u64, BackendError> {
         Ok(0)
+    }
+
+    /// Loads the code of a stage's programs, so that [`Backend::free_bytes`] is the truth before arenas are planned. Devices
+    /// that take nothing for it do it in [`Backend::prepare`].
+    ///
+    /// # Errors
+    /// A step that the device cannot run, or code that cannot be loaded.
+    fn load_code(&mut self, _stage: &Arc<Stage>) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Bytes of the device's memory that can be taken now; `None` where nobody tells.
+    fn free_bytes(&self) -> Option<u64> {
+        None
     }
 
     /// Bytes of the host's memory that [`Backend::prepare`] will take for all programs of a stage.
@@ -198,13 +228,18 @@ pub trait Backend: Send {
 
     fn memory(&self) -> MemoryReport;
 
+    /// What pins host memory so that [`Backend::upload`] from it needs no detour; `None` where there is no such thing.
+    fn pinner(&self) -> Option<Box<dyn Pinner>> {
+        None
+    }
+
     /// Names the arithmetic: devices with equal names give equal bits for equal work. By default a device is like no other.
     fn arithmetic(&self) -> String {
         self.facts().id.clone()
     }
 
-    /// Whether the host's processor is free while a run is under way. No backend claims that yet, so unless `--expert-misses card`
-    /// or `--reproducible` says otherwise, every expert that a device misses is the processor's.
+    /// Whether the host's processor is free while a run is under way. Where it is not, every expert that the device misses is the
+    /// processor's, unless `--expert-misses card` or `--reproducible` says otherwise.
     fn overlaps_host(&self) -> bool {
         false
     }

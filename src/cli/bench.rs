@@ -293,7 +293,8 @@ impl Bench {
         let tiers = before.zip(loaded.engine.tier_stats()).map(|(before, now)| now - before);
         let measured = loaded.engine.pipeline().experts.as_ref().map(Experts::rates);
         let bound = tiers.zip(measured).filter(|_| test.kind == Kind::Generate && test.depth == 0);
-        let bound = bound.map(|(tiers, measured)| Bound::new(bytes as u64, &tiers, &measured, loaded.card_gbs, median));
+        let card_gbs = loaded.memory_gbs.filter(|_| !loaded.played);
+        let bound = bound.map(|(tiers, measured)| Bound::new(bytes as u64, &tiers, &measured, card_gbs, median));
         Ok(Outcome {
             bound,
             test: test.name(),

@@ -16,12 +16,14 @@ use super::output::note;
 use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
+use crate::engine::service::Opened;
 use crate::engine::{Engine, LoadProgress, OpenOptions, process_memory};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
-use crate::plan::{Limits, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::plan::{BackendKind, CardCheck, Limits, Machine, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::program::decode_row_bytes;
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -146,7 +148,6 @@ impl OpenModel {
         if opening.stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let memory_gbs = here.host.ram_read_gbs;
         let machine = match &compute.wishes.machine {
             Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here,
@@ -154,7 +155,7 @@ impl OpenModel {
         let launch = Launch {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
-            machine,
+            machine: machine.clone(),
             limits: limits(compute, &opening)?,
             options: OpenOptions {
                 decode_rows: opening.decode_rows,
@@ -169,13 +170,6 @@ impl OpenModel {
             faults: Arc::default(),
             in_use: Arc::default(),
         };
-        let card_gbs: Vec<(String, f64)> = launch
-            .machine
-            .cards
-            .iter()
-            .filter(|card| card.backend.has_kernels())
-            .filter_map(|card| Some((card.id.clone(), card.memory_gbs?)))
-            .collect();
         let start = Instant::now();
         let mut show = Show { bar: LoadBar::new(), quiet: compute.quiet };
         let opened = open_planned(launch, &mut show);
@@ -191,11 +185,25 @@ impl OpenModel {
         for notice in launched.engine.pipeline().experts.iter().flat_map(|experts| experts.notices()) {
             note(format!("note: {notice}"));
         }
-        let Launched { engine, plan, .. } = launched;
-        let used = |id: &String| plan.stages.iter().any(|stage| stage.card_id == *id);
-        let card_gbs = card_gbs.into_iter().filter(|(id, _)| used(id)).map(|(_, gbs)| gbs).reduce(f64::min);
-        Ok(Loaded { engine, plan, threads: threads.get(), load_time: start.elapsed(), memory_gbs, card_gbs })
+        let memory_gbs = memory_gbs(&launched, &machine);
+        let played = launched.plan.stages.iter().all(|stage| !machine.cards[stage.card.0].backend.has_kernels());
+        let Launched { engine, plan, cards } = launched;
+        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs, played })
     }
+}
+
+/// GB/s of the memory that a token's bytes are read from: of each stage that of its card, where that has been measured.
+fn memory_gbs(launched: &Launched, machine: &Machine) -> Option<f64> {
+    let (mut bytes, mut seconds) = (0.0, 0.0);
+    for (planned, runner) in launched.plan.stages.iter().zip(&launched.engine.pipeline().stages) {
+        let card = &machine.cards[planned.card.0];
+        let in_ram = card.shares_host_memory || matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual);
+        let rate = if in_ram { machine.host.ram_read_gbs? } else { card.memory_gbs? };
+        let read = decode_row_bytes(&runner.stage, &runner.stage.programs[0], 0) as f64;
+        bytes += read;
+        seconds += read / rate;
+    }
+    (seconds > 0.0).then(|| bytes / seconds)
 }
 
 /// The user's wishes for experts.
@@ -288,12 +296,20 @@ pub struct Keeps {
 pub struct Loaded {
     pub engine: Engine,
     pub plan: Plan,
+    pub cards: Vec<CardCheck>,
     pub threads: usize,
     pub load_time: Duration,
-    /// GB/s (10^9) that this machine's memory gives to all cores, where it could be measured.
+    /// GB/s (10^9) of the memory that a token's bytes are read from, where it could be measured.
     pub memory_gbs: Option<f64>,
-    /// GB/s that the slowest card's own memory gives; `None` where that is not known, or cards are played by the processor.
-    pub card_gbs: Option<f64>,
+    /// The processor plays the cards, or is the device.
+    pub played: bool,
+}
+
+impl Loaded {
+    /// For the service.
+    pub fn opened(self) -> Opened {
+        Opened { engine: self.engine, plan: Some(Arc::new(self.plan)), cards: self.cards }
+    }
 }
 
 /// A progress bar on a terminal, nothing elsewhere.

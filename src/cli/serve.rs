@@ -12,7 +12,7 @@ use serde_json::json;
 use super::args::{ComputeArgs, ModelArgs, SamplingArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
-use super::open::{Keeps, OpenModel, Opening, Stopping};
+use super::open::{Keeps, Loaded, OpenModel, Opening, Stopping};
 use super::output::note;
 use super::read::{MOST_SETTINGS_BYTES, read_file};
 use super::text::{Chat, open_tokenizer};
@@ -230,7 +230,7 @@ fn open_first(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &In
     let open = |cache_ram: Size| {
         let keeps = Keeps { checkpoints, cache_ram: cache_ram.0 };
         let loaded = opened.load(&args.compute, opening(args, context, keeps), interrupt)?;
-        Ok((Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }, keeps))
+        Ok((loaded.opened(), keeps))
     };
     match open(args.service.cache_ram.unwrap_or(USUAL_CACHE_RAM)) {
         Err(CliError::Launch(LaunchError::Refused(refusal)))
@@ -262,7 +262,7 @@ impl Reopening {
             }
             let Reopening { opened, compute, opening, interrupt } = &self;
             let loaded = opened.load(compute, *opening, interrupt);
-            loaded.map(|loaded| Opened { engine: loaded.engine, plan: Some(Arc::new(loaded.plan)) }).map_err(|e| e.to_string())
+            loaded.map(Loaded::opened).map_err(|e| e.to_string())
         })
     }
 }

@@ -3,6 +3,7 @@
 mod generate;
 mod joint;
 mod load;
+mod open;
 mod park;
 mod process;
 pub mod service;
@@ -21,12 +22,12 @@ pub use process::{ProcessMemory, available_memory_bytes, process_memory};
 pub use tables::RowTable;
 
 use crate::backend::cpu::{CpuOptions, Mode};
-use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport};
-use crate::experts::{ExpertError, ExpertOptions, ExpertPlan, Experts, TierStats};
+use crate::backend::{Backend, BackendError, DeviceFacts, MemoryReport};
+use crate::experts::{ExpertError, ExpertOptions, Experts, TierStats};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
 use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
-use crate::schedule::{Pipeline, ScheduleError, StageRunner, Watch, Window, WindowInputs};
+use crate::schedule::{Pipeline, ScheduleError, Watch, Window, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
 use crate::units::TokenId;
 
@@ -220,17 +221,6 @@ fn check_layers(ranges: &[std::ops::Range<u32>], layers: u32) -> Result<(), Engi
     Err(EngineError::Split { split: split.join(","), layers })
 }
 
-/// A device with its stage, whose arenas are open.
-type Opened = (Box<dyn Backend>, Arc<Stage>);
-
-/// Takes the memory of the tiers behind partly held experts, if there are any.
-fn open_experts(files: &Arc<ModelFiles>, opened: &[Opened], options: &OpenOptions) -> Result<Option<Experts>, EngineError> {
-    let stages: Vec<Arc<Stage>> = opened.iter().map(|(_, stage)| Arc::clone(stage)).collect();
-    let Some(plan) = ExpertPlan::of(&stages, &options.experts)? else { return Ok(None) };
-    let devices: Vec<&dyn Backend> = opened.iter().map(|(backend, _)| backend.as_ref()).collect();
-    Ok(Some(plan.open(files, &devices, &options.host, options.experts.clone())?))
-}
-
 /// What the host gathers for the windows of a feed.
 struct Gather<'a> {
     embedding: &'a mut RowTable,
@@ -284,7 +274,7 @@ impl Engine {
         Engine::open_split(files, model, vec![Placement { layers, backend }], options, progress)
     }
 
-    /// Builds the stages, takes all memory on every device, then loads the weights and prepares the programs.
+    /// Builds the stages, takes all memory on every device and prepares the programs, then loads the weights.
     ///
     /// # Errors
     /// A model that cannot be run, layers that do not follow one another, memory that cannot be had, a file that cannot be
@@ -320,50 +310,11 @@ impl Engine {
     ) -> Result<Engine, EngineError> {
         let layers: Vec<_> = built.iter().map(|b| b.layers.clone()).collect();
         check_layers(&layers, model.dims().layers)?;
-        // All memory of all devices before the first byte is read.
-        let mut opened = Vec::with_capacity(built.len());
-        for BuiltStage { stage, mut backend, .. } in built {
-            let scratch_bytes = backend.scratch_bytes(&stage)?;
-            if stage.lent_bytes > 0 && !backend.lends_slots() {
-                let problem = "it cannot lay buffers of prompts on slots of experts".into();
-                return Err(BackendError::Rejected { device: backend.facts().id.clone(), problem }.into());
-            }
-            backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
-            opened.push((backend, stage));
-        }
-        let mut experts = open_experts(&files, &opened, &options)?;
-        let tiered = Tiered::of(experts.as_ref());
-        let of_stages: u64 = opened.iter().map(|(_, stage)| load_bytes(stage, &tiered)).sum();
-        let total_bytes = of_stages + experts.as_ref().map_or(0, |experts| experts_bytes(experts, opened.len()));
-        let mut before_bytes = 0;
-        for (backend, stage) in &mut opened {
-            let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
-            load_stage(&files, stage, &tiered, backend.as_mut(), &options.cancel, &mut advance)?;
-            before_bytes += load_bytes(stage, &tiered);
-        }
+        let recurrent = built.iter().flat_map(|b| &b.stage.states).any(|s| !s.kind.truncates());
+        let (mut runners, mut experts) = open::take_memory(&files, built, &options)?;
+        open::load(&files, &mut runners, experts.as_mut(), &options, progress)?;
         if let Some(experts) = &mut experts {
-            let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
-            load_ram(&files, experts, &options.cancel, &mut advance)?;
-            before_bytes += experts_bytes(experts, 0);
-            for (i, (backend, stage)) in opened.iter_mut().enumerate() {
-                let mut last_bytes = 0;
-                let mut advance = |p: LoadProgress| {
-                    last_bytes = p.done_bytes;
-                    progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
-                };
-                load_card(&files, experts, (i, stage), backend.as_mut(), &options.cancel, &mut advance)?;
-                before_bytes += last_bytes;
-            }
-        }
-        let recurrent = opened.iter().flat_map(|(_, stage)| &stage.states).any(|s| !s.kind.truncates());
-        let runners = opened.into_iter().map(|(backend, stage)| StageRunner::new(backend, stage));
-        let mut runners = runners.collect::<Result<Vec<_>, _>>()?;
-        if let Some(experts) = &mut experts {
-            let mut devices: Vec<&mut dyn Backend> = vec![];
-            for runner in &mut runners {
-                devices.push(runner.backend.as_mut());
-            }
-            experts.measure(&mut devices)?;
+            experts.measure(&mut open::devices(&mut runners))?;
         }
         let mut pipeline = Pipeline::new(runners, experts)?;
         pipeline.freeze();

@@ -1,12 +1,13 @@
 //! The processor's side: a stage of its own on the CPU backend. Its weights arena is the RAM tier, slab by slab in the same
 //! layout as on the card, and one small program a layer computes chosen experts with the kernels of the CPU backend.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::ExpertError;
 use super::layer::{Geometry, Window};
 use crate::backend::cpu::CpuBackend;
-use crate::backend::{ArenaSizes, Backend, BackendError, PreparedId};
+use crate::backend::{ArenaSizes, Backend, BackendError, Pinner, PreparedId};
 use crate::program::{
     ArenaKind, BufferId, ExpertMatrix, MatrixSpec, NO_SLOT, Op, OutputKind, ProgramBuilder, RunParams, ShapeClass, Slice,
     SlotRoom, Stage, StageBuilder, StateId, StateKind, WeightDecl, WeightId, check_stage,
@@ -127,6 +128,14 @@ impl Host {
         let first = self.stage.weight(self.layers[layer].first);
         let len_bytes = first.expert_stride_bytes;
         Slice { arena: ArenaKind::Weights, offset_bytes: first.offset_bytes + u64::from(slot) * len_bytes, len_bytes }
+    }
+
+    /// Pins a piece of RAM for a device.
+    ///
+    /// # Errors
+    /// Why that is refused; in words.
+    pub fn pin(&mut self, piece: Range<u64>, pinner: &dyn Pinner) -> Result<(), String> {
+        self.backend.pin_weights(piece, pinner)
     }
 
     /// The bytes of a slot of RAM.

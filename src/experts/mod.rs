@@ -17,6 +17,7 @@ mod host;
 mod layer;
 mod loan;
 mod moves;
+mod pins;
 mod popularity;
 mod profile;
 mod replay;
@@ -38,6 +39,7 @@ pub use error::ExpertError;
 pub use host::MOST_ROWS;
 pub use layer::Geometry;
 pub use loan::{LentSlots, Loan};
+pub use pins::{PIN_SLICE_BYTES, PinOptions};
 pub use popularity::Popularity;
 pub use profile::Profile;
 pub use replay::{Prediction, Replay, replay};
@@ -84,6 +86,7 @@ pub struct ExpertOptions {
     /// Where the popularity is kept when the engine ends.
     pub profile_file: Option<PathBuf>,
     pub disk: DiskOptions,
+    pub pin: PinOptions,
     /// Compares the bytes of every slot with its expert before each use, and fills slots with noise before each copy. Slow.
     pub verify: bool,
     /// Keeps what the router chose, for [`Experts::take_trace`].
@@ -101,6 +104,7 @@ impl Default for ExpertOptions {
             profile: None,
             profile_file: None,
             disk: DiskOptions::default(),
+            pin: PinOptions::default(),
             verify: false,
             record: false,
         }
@@ -131,6 +135,7 @@ pub struct Experts {
     counted_tokens: u64,
     recorder: Option<TraceWriter>,
     notices: Vec<String>,
+    pinned_bytes: u64,
     found: Vec<(usize, Swap)>,
     spare: Vec<u8>,
 }
@@ -241,6 +246,7 @@ impl ExpertPlan {
             counted_tokens: 0,
             recorder,
             notices,
+            pinned_bytes: 0,
             found: Vec::with_capacity(layers.len()),
             spare,
             residency,
@@ -420,7 +426,7 @@ impl Experts {
         &self.options
     }
 
-    /// What a user should know: files that are read through the page cache.
+    /// What a user should know: files that are read through the page cache, RAM that could not be pinned.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }

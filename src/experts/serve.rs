@@ -391,7 +391,7 @@ impl Experts {
     }
 
     fn give_results(&mut self, i: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
-        let (g, work) = (&self.layers[i], &self.work);
+        let (g, work) = (&self.layers[i], &mut self.work);
         if work.done.is_empty() {
             return Ok(());
         }
@@ -407,10 +407,12 @@ impl Experts {
             }
             return Ok(());
         }
-        for (row, j) in &work.done {
-            let at = (*row as usize * used + *j as usize) * width;
-            let slice = out.part(*row as usize, *j as usize * width, width);
-            device.upload(slice, bytemuck::cast_slice(&work.results[at..at + width]))?;
+        work.done.sort_unstable();
+        for choices in neighbours(&work.done) {
+            let (row, first) = choices[0];
+            let (at, len) = ((row as usize * used + first as usize) * width, choices.len() * width);
+            let slice = out.part(row as usize, first as usize * width, len);
+            device.upload(slice, bytemuck::cast_slice(&work.results[at..at + len]))?;
         }
         Ok(())
     }
@@ -439,6 +441,11 @@ impl Experts {
         self.residency[i].ram.abandon();
         self.stale[i] = true;
     }
+}
+
+/// Sorted choices `(row, choice)` as runs of neighbours in one row: their results lie side by side, and are one copy.
+fn neighbours(done: &[(u32, u32)]) -> impl Iterator<Item = &[(u32, u32)]> {
+    done.chunk_by(|(row, j), (next_row, next_j)| row == next_row && j + 1 == *next_j)
 }
 
 /// Runs that a rate is measured by.
@@ -498,5 +505,18 @@ impl super::layer::Columns {
             device.download(self.part(row, 0, width), to)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_that_lie_side_by_side_are_one_copy() {
+        let done = [(0, 0), (0, 1), (0, 3), (1, 4), (2, 0), (2, 1), (2, 2)];
+        let lengths: Vec<usize> = neighbours(&done).map(<[_]>::len).collect();
+        assert_eq!(lengths, [2, 1, 1, 3]);
+        assert_eq!(neighbours(&[]).count(), 0);
     }
 }

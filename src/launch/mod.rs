@@ -21,12 +21,12 @@ use devices::Opener;
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
 use crate::engine::{BuiltStage, Engine, EngineError, LoadProgress, OpenOptions};
-use crate::experts::ExpertOptions;
+use crate::experts::{ExpertOptions, PinOptions};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, Limits, Machine, ModelHeader, Plan, PlanModel, RamExperts, Refusal, Settings, StageArenas,
-    Unexplained, Violation, plan, verify,
+    BackendKind, Capability, CardCheck, Limits, Machine, ModelHeader, Plan, PlanModel, RamExperts, Refusal, Settings, Size,
+    StageArenas, Violation, plan, verify,
 };
 use crate::program::Stage;
 
@@ -77,13 +77,6 @@ pub struct Launched {
     pub cards: Vec<CardCheck>,
 }
 
-/// What a device says of its memory after loading, against the plan.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CardCheck {
-    pub card: String,
-    pub memory: Unexplained,
-}
-
 /// Opens a model by a plan.
 ///
 /// # Errors
@@ -99,12 +92,12 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     let options = OpenOptions { host: cpu.clone(), ..options };
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
-    let Settled { plan, options, built, locks } = settle(&source, &machine, &limits, &options, &opener, lock)?;
+    let Settled { plan, options, built, locks, free_before } = settle(&source, &machine, &limits, &options, &opener, lock)?;
     audience.planned(&plan);
     let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
     let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
-    let cards = check_cards(&engine, &plan);
+    let cards = check_cards(&engine, &plan, &free_before);
     Ok(Launched { engine, plan, cards })
 }
 
@@ -122,6 +115,8 @@ struct Settled {
     options: OpenOptions,
     built: Vec<BuiltStage>,
     locks: Vec<CardLock>,
+    /// What the driver of each stage's card said was free before the first arena; `None` where it does not tell.
+    free_before: Vec<Option<u64>>,
 }
 
 /// Tries at a plan whose estimates of work buffers hold.
@@ -129,7 +124,8 @@ const TRIES: usize = 4;
 
 /// Plans, builds the stages, opens the devices without memory, and plans again with the arenas and the scratch that they need.
 /// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room. Where the
-/// room for experts turns out another, the stages are built anew with as many slots.
+/// room for experts turns out another, the stages are built anew with as many slots. What is free on a card is read again once it is
+/// open with the code of its stage: from then on nothing but arenas, graphs and pinned memory is taken.
 fn settle(
     source: &Source<'_>,
     machine: &Machine,
@@ -138,17 +134,22 @@ fn settle(
     opener: &Opener<'_>,
     lock: impl Fn(&Plan) -> Result<Vec<CardLock>, LaunchError>,
 ) -> Result<Settled, LaunchError> {
-    let mut room = machine.clone();
+    let (mut room, mut machine) = (machine.clone(), machine.clone());
     let mut tries = 0;
     loop {
         tries += 1;
         let first = plan(source.facts, &room, limits).map_err(refused)?;
-        check_capabilities(&first, machine, source.drivers)?;
+        check_capabilities(&first, &machine, source.drivers)?;
         let locks = lock(&first)?;
-        match build_and_plan(source, machine, limits, options, opener, first)? {
-            Ok((plan, options, built)) => return Ok(Settled { plan, options, built, locks }),
+        match build_and_plan(source, &mut machine, limits, options, opener, first)? {
+            Ok((plan, options, built)) => {
+                let free_before = built.iter().map(|stage| stage.backend.free_bytes()).collect();
+                return Ok(Settled { plan, options, built, locks, free_before });
+            }
             Err((refusal, first, arenas)) => {
-                if tries == TRIES || !shrink(&mut room, &first, &arenas) {
+                let fallen = lower_to(&mut room, &machine);
+                let shrunk = shrink(&mut room, &first, &arenas);
+                if tries == TRIES || !(shrunk || fallen) {
                     return Err(refused(refusal));
                 }
             }
@@ -162,7 +163,7 @@ type Rebuilt = Result<(Plan, OpenOptions, Vec<BuiltStage>), (Box<Refusal>, Plan,
 /// Builds the stages of a plan and plans again, until the stages have the slots that the plan gives them.
 fn build_and_plan(
     source: &Source<'_>,
-    machine: &Machine,
+    machine: &mut Machine,
     limits: &Limits,
     options: &OpenOptions,
     opener: &Opener<'_>,
@@ -174,6 +175,7 @@ fn build_and_plan(
     for _ in 0..TRIES {
         let (options, stages) = build(&current, source, options)?;
         built = on_devices(&current, stages, machine, opener, built)?;
+        read_free(&current, machine, &mut built)?;
         let arenas = arenas(&current, source.facts, &built)?;
         let fixed = current.fixed(limits, Some(arenas.clone()));
         let next = match plan(source.facts, machine, &fixed) {
@@ -188,7 +190,9 @@ fn build_and_plan(
             // RAM is what this plan leaves, not what the one before it did.
             let ram_slots = Some(least_ram(&next, source.facts, machine, &fixed)?);
             let may_stay_on_disk = next.settings.ram_experts == RamExperts::Disk;
-            let options = OpenOptions { experts: ExpertOptions { ram_slots, may_stay_on_disk, ..options.experts }, ..options };
+            let pin = PinOptions { most_bytes: tiers::pinned_bytes(&next), ..options.experts.pin };
+            let options =
+                OpenOptions { experts: ExpertOptions { ram_slots, may_stay_on_disk, pin, ..options.experts }, ..options };
             return Ok(Ok((next, options, built)));
         }
         current = next;
@@ -213,6 +217,29 @@ fn least_ram(plan: &Plan, facts: &PlanModel, machine: &Machine, fixed: &Limits) 
         planned.is_some_and(|p| tiers::lacking_ram(&p, facts, &tiers::ram_slots(&p, facts)).is_none())
     };
     Err(LaunchError::NoRamForExperts { room, needed, budget: budget.filter(fits) })
+}
+
+/// Loads the code of the stages and reads what the cards then have free. Cards that do not tell stay as they are.
+fn read_free(plan: &Plan, machine: &mut Machine, built: &mut [BuiltStage]) -> Result<(), LaunchError> {
+    for (planned, BuiltStage { stage, backend, .. }) in plan.stages.iter().zip(built) {
+        backend.load_code(stage).map_err(|e| LaunchError::Engine(EngineError::Backend(e)))?;
+        if let Some(free_bytes) = backend.free_bytes() {
+            let card = &mut machine.cards[planned.card.0];
+            card.free = Size(free_bytes.min(card.total.0));
+            card.opened = true;
+        }
+    }
+    Ok(())
+}
+
+/// Lowers the room of each card to what has been read since; false if it was no more.
+fn lower_to(room: &mut Machine, machine: &Machine) -> bool {
+    let mut fallen = false;
+    for (card, read) in room.cards.iter_mut().zip(&machine.cards).filter(|(card, read)| read.opened && !card.opened) {
+        fallen |= read.free < card.free;
+        (card.free, card.opened) = (card.free.min(read.free), true);
+    }
+    fallen
 }
 
 /// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
@@ -329,11 +356,14 @@ fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<St
     arenas.collect()
 }
 
-fn check_cards(engine: &Engine, plan: &Plan) -> Vec<CardCheck> {
-    let stages = engine.pipeline().stages.iter().zip(&plan.stages);
-    let checks = stages.filter_map(|(runner, planned)| {
-        let memory = plan.unexplained(&planned.card_id, runner.backend.memory().arenas_bytes)?;
-        Some(CardCheck { card: planned.card_id.clone(), memory })
+/// Compares what is gone from each card since the first arena with the plan; where its driver does not tell, what we took. Others may
+/// take memory meanwhile, so this is told and no more.
+fn check_cards(engine: &Engine, plan: &Plan, free_before: &[Option<u64>]) -> Vec<CardCheck> {
+    let stages = engine.pipeline().stages.iter().zip(&plan.stages).zip(free_before);
+    let checks = stages.filter_map(|((runner, planned), before)| {
+        let gone = before.zip(runner.backend.free_bytes()).map(|(before, now)| before.saturating_sub(now));
+        let used = gone.unwrap_or_else(|| runner.backend.memory().arenas_bytes);
+        Some(CardCheck { card: planned.card_id.clone(), memory: plan.unexplained(&planned.card_id, used)? })
     });
     checks.collect()
 }

@@ -48,6 +48,12 @@ pub fn ram_bytes(plan: &Plan) -> u64 {
     rows.map(|r| r.bytes).sum()
 }
 
+/// Of these, the bytes that are pinned.
+pub fn pinned_bytes(plan: &Plan) -> u64 {
+    let rows = plan.rows.iter().filter(|r| r.consumer == Consumer::RamExperts && r.pool == Pool::Pinned);
+    rows.map(|r| r.bytes).sum()
+}
+
 /// Where a layer that its card holds partly has no slot in RAM: the bytes for one expert of each such layer.
 pub fn lacking_ram(plan: &Plan, model: &PlanModel, ram_slots: &[u32]) -> Option<u64> {
     let (mut lacking, mut least) = (false, 0);

@@ -12,6 +12,7 @@ mod machine;
 mod model;
 mod planner;
 mod refusal;
+mod remedy;
 mod report;
 mod rows;
 mod rules;
@@ -32,8 +33,9 @@ pub use model::{
     ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
     NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
-pub use planner::{Alternative, Capability, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
-pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
+pub use planner::{Alternative, Capability, CardCheck, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
+pub use refusal::{HeldCard, Refusal, RefusalKind};
+pub use remedy::{Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
 pub use rules::{Assumption, held_bytes};

@@ -30,8 +30,8 @@ pub fn card_floor(card: &Card) -> (u64, &'static str) {
 }
 
 /// RAM that stays available to everything else.
-pub fn ram_floor(host: &Host, display: bool) -> (u64, &'static str) {
-    if host.container_limit.is_some() {
+pub fn ram_floor(host: &Host, display: bool, contained: bool) -> (u64, &'static str) {
+    if contained {
         return (512 * MIB, "a container of our own");
     }
     match (host.os, display) {
@@ -47,7 +47,7 @@ pub fn ram_floor(host: &Host, display: bool) -> (u64, &'static str) {
 pub const COMMIT_FLOOR_BYTES: u64 = 2 * GIB;
 
 /// Pinning goes in slices of this size and stops at the first refusal.
-pub const PIN_SLICE_BYTES: u64 = GIB;
+pub use crate::experts::PIN_SLICE_BYTES;
 
 /// Most bytes that can be pinned with `cards` contexts, and why.
 pub fn pinned_limit(machine: &Machine, ram_capacity: u64, cards: usize) -> (u64, String) {

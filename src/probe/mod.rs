@@ -33,9 +33,10 @@ use crate::plan::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_V
 pub enum Effort {
     /// Read what the system says: a few milliseconds, and what the drivers take to start. Nothing is measured.
     Read,
-    /// Also use what was measured earlier. What of RAM and disk was not is measured now (half a second) and kept.
+    /// Also use what was measured earlier. What of RAM, cards and disk was not is measured now (half a second, and as much for a
+    /// card) and kept.
     Known,
-    /// Measure everything again, cards too: about a second each.
+    /// Measure everything again.
     Measure,
 }
 
@@ -103,19 +104,21 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Cards are measured only when that is asked for: it takes memory of them, and they may be busy.
+    /// Rates of a card with this driver. A card that is too full to be measured is tried again the next time.
     fn card_rates(&self, card: &FoundCard, known: &mut Measurements) -> CardRates {
         let place = card.pci.map(|place| place.to_string());
         let key = card.uuid.clone().or(place).unwrap_or_else(|| card.name.clone());
-        let key = format!("{} {key}", card.interface.id());
-        let speeds = match self.effort {
-            Effort::Read => None,
-            Effort::Known => known.card(&key),
-            Effort::Measure => {
-                let finder = self.finders.iter().find(|finder| finder.interface() == card.interface);
-                let rates = finder.filter(|_| card.unusable.is_none()).map(|finder| finder.measure(card));
-                rates.map(|rates| known.keep_card(&key, CardSpeeds::of(rates)))
-            }
+        let key = format!("{} {key}, {}", card.interface.id(), card.driver);
+        let measure = |known: &mut Measurements| {
+            let finder = self.finders.iter().find(|finder| finder.interface() == card.interface)?;
+            let rates = Some(finder.measure(card)).filter(|rates| *rates != CardRates::default())?;
+            Some(known.keep_card(&key, CardSpeeds::of(rates)))
+        };
+        let speeds = match (self.effort, known.card(&key)) {
+            (Effort::Read, _) => None,
+            (_, earlier) if card.unusable.is_some() => earlier,
+            (Effort::Known, Some(earlier)) => Some(earlier),
+            (Effort::Known | Effort::Measure, earlier) => measure(known).or(earlier),
         };
         speeds.unwrap_or_default().rates()
     }

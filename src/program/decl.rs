@@ -107,7 +107,7 @@ impl WeightDecl {
 }
 
 /// How keys and values are cached. Block formats run along a head: a cell is as many blocks as its elements need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KvFormat {
     F32,
     F16,

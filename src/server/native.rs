@@ -107,6 +107,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                 "scratch_bytes": device.scratch_bytes, "late_allocations": device.late_allocations,
             })).collect::<Vec<_>>(),
             "plan": engine.plan.as_deref(),
+            "cards": engine.cards,
             "memory": {
                 "weights_bytes": engine.memory.weights_bytes,
                 "state_bytes": engine.memory.state_bytes,

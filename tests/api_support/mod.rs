@@ -58,7 +58,8 @@ impl Setup {
             None => ChatTemplate::new(&tokenizer),
         };
         let (slots, rows) = (self.slots, self.prompt_rows);
-        let open: OpenEngine = Box::new(move || Ok(Opened { engine: open_engine(&files, slots, rows)?, plan: None }));
+        let open: OpenEngine =
+            Box::new(move || Ok(Opened { engine: open_engine(&files, slots, rows)?, plan: None, cards: vec![] }));
         let service = Service::start(Arc::clone(&tokenizer), open, self.service).expect("a thread");
         service.wait_until_open(Duration::from_secs(60));
         let facts = ModelFacts {

@@ -1,10 +1,14 @@
 //! What is found, what is absent, and memory without a model.
 
+use std::process::Command;
+use std::thread;
+
 use super::sim_support::*;
 use strata::backend::cuda::CudaDriver;
 use strata::backend::device::{DeviceFinder, Images, Unavailable, Vendor};
 use strata::backend::hip::HipDriver;
 use strata::backend::{ArenaSizes, BackendError, Finder};
+use strata::probe::{Effort, Probe};
 use strata::program::{ArenaKind, Slice};
 
 const MIB: u64 = 1 << 20;
@@ -39,18 +43,114 @@ fn cards_are_found_with_their_facts() {
 }
 
 #[test]
-fn free_memory_is_what_is_left_with_context_and_kernels_open() {
+fn free_memory_is_what_is_left_with_the_context_open() {
     let sim = Sim::cuda("card vram=1G context=100M module=7M other=200M");
     let finder = sim.finder();
     let card = finder.find().unwrap().remove(0);
-    assert_eq!(card.free_bytes, (1024 - 100 - 7 - 200) * MIB);
+    assert_eq!(card.free_bytes, (1024 - 100 - 200) * MIB);
     assert_eq!(card.driver_bytes.context_bytes, Some(0), "it is in the figure already");
+    assert_eq!((sim.counter("module-calls"), sim.counter("alloc-calls")), (0, 0), "looking loads and takes nothing");
     sim.assert_given_back("after finding");
     assert_eq!(sim.counter("bytes"), 0, "the context was given back too");
     sim.command("take 0 50M");
     assert_eq!(finder.free_bytes(&card), Some(card.free_bytes - 50 * MIB));
     sim.command("give 0 250M");
     assert_eq!(finder.free_bytes(&card), Some(card.free_bytes + 200 * MIB));
+}
+
+/// Drivers report too much until a first kernel has run, and take some of it then.
+#[test]
+fn free_memory_is_read_after_the_first_launch_and_is_the_truth() {
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let sim = Sim::new(vendor, "card vram=1G context=100M module=7M late=50M optimism=300M");
+        let mut card = sim.open(0);
+        let free_bytes = card.free_bytes().unwrap();
+        assert_eq!(free_bytes, (1024 - 100 - 7 - 50) * MIB, "{vendor:?}");
+        card.open(sizes(free_bytes, 0, 0)).expect("what is said to be free can be taken");
+    }
+}
+
+#[test]
+fn a_card_is_measured_once_for_each_driver() {
+    let sim = Sim::cuda("driver 12040\ncard vram=2G context=1M");
+    let folder = tempfile::tempdir().unwrap();
+    let look = |effort| {
+        let finder = sim.finder();
+        let finders: [&dyn Finder; 1] = [&finder];
+        let probe = Probe { finders: &finders, cache: Some(folder.path().into()), ..Probe::new(effort) };
+        let before = sim.counter("alloc-calls");
+        let card = probe.look().machine.cards.remove(0);
+        sim.assert_given_back("after a look");
+        (card, sim.counter("alloc-calls") - before)
+    };
+    assert_eq!(look(Effort::Read).1, 0, "reading takes nothing");
+    let (first, taken) = look(Effort::Known);
+    assert!(taken > 0 && first.memory_gbs.unwrap() > 0.0 && first.bus_gbs.unwrap() > 0.0, "{first:?}");
+    assert!(first.bus_median_gbs.unwrap() <= first.bus_gbs.unwrap());
+    let (again, taken) = look(Effort::Known);
+    assert_eq!((taken, again.memory_gbs, again.bus_gbs), (0, first.memory_gbs, first.bus_gbs));
+    sim.set("driver 12080\ncard vram=2G context=1M");
+    assert!(look(Effort::Known).1 > 0, "another driver");
+    // A card that is too full is tried again the next time.
+    sim.set("driver 12090\ncard vram=2G context=1M other=2000M");
+    let (full, _) = look(Effort::Known);
+    assert_eq!((full.memory_gbs, full.bus_gbs), (None, None));
+    sim.command("give 0 2000M");
+    assert!(look(Effort::Known).0.memory_gbs.is_some());
+}
+
+/// A copy that the hardware does not finish: the host goes on until it needs the bytes, and the other cards work.
+#[test]
+fn a_copy_that_hangs_holds_up_its_own_card_and_no_other() {
+    for vendor in [Vendor::Nvidia, Vendor::Amd] {
+        let sim = Sim::new(vendor, "card vram=64M context=1M\ncard vram=64M context=1M");
+        let [mut hung, mut well] = [sim.open(0), sim.open(1)];
+        for card in [&mut hung, &mut well] {
+            card.open(sizes(MIB, 0, 0)).unwrap();
+            card.upload(slice(ArenaKind::Weights, 0, 4), &[0; 4]).unwrap();
+        }
+        let (sent, place) = (noise(1000), slice(ArenaKind::Weights, 256, 1000));
+        sim.command("hold-copy 1");
+        hung.upload(place, &sent).expect("the copy is under way");
+        assert_eq!(sim.counter("held-copies"), 1);
+        let mut back = vec![0; sent.len()];
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| hung.download(place, &mut back));
+            let mut other = vec![0; sent.len()];
+            well.upload(place, &sent).unwrap();
+            well.download(place, &mut other).unwrap();
+            assert!(other == sent && !waiting.is_finished());
+            sim.command("release-copies");
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(back == sent, "{vendor:?}");
+    }
+}
+
+/// The program itself: what it says of drivers that are damaged, and that it goes on without them.
+#[test]
+fn a_damaged_driver_is_told_from_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let devices = || {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_strata"));
+        let ran = program.arg("devices").env("LD_LIBRARY_PATH", folder.path()).env("XDG_CACHE_HOME", folder.path());
+        let ran = ran.output().unwrap();
+        assert!(ran.status.success(), "{ran:?}");
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let line = |text: &str, vendor: &str| text.lines().find(|line| line.contains(vendor)).unwrap_or_default().to_owned();
+    for (name, vendor) in [("libcuda.so.1", "NVIDIA driver"), ("libamdhip64.so.6", "AMD HIP runtime")] {
+        std::fs::write(folder.path().join(name), "half of a library").unwrap();
+        let told = devices();
+        assert!(line(&told, vendor).contains("cannot be used") && told.contains(name), "{told}");
+        std::fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    let old = [(Vendor::Nvidia, "libcuda.so.1", "NVIDIA driver"), (Vendor::Amd, "libamdhip64.so.6", "AMD HIP runtime")];
+    for (vendor, name, words) in old {
+        std::fs::copy(library(vendor, true), folder.path().join(name)).unwrap();
+        let told = devices();
+        assert!(line(&told, words).contains("lacks the function"), "{told}");
+    }
 }
 
 #[test]
@@ -92,10 +192,10 @@ fn a_card_without_code_is_named() {
 
 #[test]
 fn a_card_that_cannot_be_opened_is_named_and_the_others_are_used() {
-    let sim = Sim::cuda("card vram=64M context=100M\ncard vram=1G\nfail module 1");
+    let sim = Sim::cuda("card vram=64M context=100M\ncard vram=1G\nfail context 2");
     let found = sim.found();
     assert!(found[0].unusable.as_ref().is_some_and(|why| why.contains("out of memory")), "{:?}", found[0].unusable);
-    assert!(found[1].unusable.is_some(), "the module was refused");
+    assert!(found[1].unusable.is_some(), "the context was refused");
     sim.assert_given_back("after finding");
     assert!(sim.found()[1].unusable.is_none(), "the next time it is taken");
 }

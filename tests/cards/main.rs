@@ -11,3 +11,4 @@ mod sim_support;
 mod facts;
 mod models;
 mod starts;
+mod tiers;

@@ -8,8 +8,10 @@ use std::time::Duration;
 use super::common::*;
 use super::sim_support::*;
 use strata::backend::cpu::{CpuOptions, Mode};
+use strata::backend::cuda::IMAGES as IMAGES_OF_CUDA;
+use strata::backend::device::{DeviceFinder, Images};
 use strata::backend::{BackendError, Finder};
-use strata::engine::{EngineError, OpenOptions, Want};
+use strata::engine::{EngineError, LoadProgress, OpenOptions, Want};
 use strata::gguf::ModelFiles;
 use strata::launch::{Audience, Launch, LaunchError, Launched, open_planned};
 use strata::model::Model;
@@ -24,7 +26,11 @@ const TWO: &str = "card name=\"card A\" vram=8G context=300M module=20M late=50M
 
 /// A launch of the tiny model over the cards of a simulated PC, found and planned as on a real one.
 fn launch(sim: &Sim) -> Launch {
-    let finder: &'static dyn Finder = Box::leak(Box::new(sim.finder()));
+    launch_with(sim, IMAGES)
+}
+
+fn launch_with(sim: &Sim, images: Images) -> Launch {
+    let finder: &'static dyn Finder = Box::leak(Box::new(DeviceFinder::with_driver(sim.driver(), images)));
     let finders: &'static [&'static dyn Finder] = Box::leak(Box::new([finder]));
     let probe = Probe { finders, cache: None, ..Probe::new(Effort::Read) };
     let mut machine: Machine = probe.look().machine;
@@ -77,10 +83,35 @@ fn a_start_takes_what_was_planned_and_runs_though_drivers_take_memory_late() {
         assert_eq!(runner.backend.memory().arenas_bytes, planned, "{}", stage.card_id);
         assert!(a.scratch_bytes > 0);
     }
+    // What drivers take late was gone before the plan was made, so there is nothing that it does not explain.
+    for check in &launched.cards {
+        let memory = check.memory;
+        assert!(memory.used > 0 && memory.used <= memory.planned && memory.explained, "{}: {memory:?}", check.card);
+    }
     assert!(answer(&mut launched).unwrap().iter().all(|x| x.is_finite()));
     assert_eq!(launched.engine.late_allocations(), 0);
     drop(launched);
     sim.assert_given_back("after the engine was dropped");
+}
+
+/// Takes memory of a card while a model is loaded, as another program would.
+struct Taking<'a>(&'a Sim, Option<&'static str>);
+
+impl Audience for Taking<'_> {
+    fn loading(&mut self, _: LoadProgress) {
+        if let Some(command) = self.1.take() {
+            self.0.command(command);
+        }
+    }
+}
+
+#[test]
+fn what_a_card_lost_beyond_the_plan_is_told_as_unexplained() {
+    let sim = Sim::cuda(TWO);
+    let launched = open_planned(launch(&sim), &mut Taking(&sim, Some("take 1 900M"))).unwrap();
+    let [a, b] = launched.cards.as_slice() else { panic!("{:?}", launched.cards) };
+    assert!(a.memory.explained, "{a:?}");
+    assert!(!b.memory.explained && b.memory.used > 900 << 20 && b.card == "cuda:1", "{b:?}");
 }
 
 /// Every call of a start by which a driver gives something fails once.
@@ -118,7 +149,7 @@ fn whichever_call_of_a_start_fails_everything_is_given_back() {
 #[test]
 fn an_arena_that_is_refused_is_named_with_its_rows() {
     // The driver says that all is free; the system gives less.
-    let sim = Sim::cuda(&format!("{TWO}\ncommit 642M"));
+    let sim = Sim::cuda(&format!("{TWO}\ncommit 742M"));
     let Err(error) = open_planned(launch(&sim), &mut ()) else { panic!("it cannot open") };
     let LaunchError::Allocation { card, bytes, rows, .. } = &error else { panic!("{error}") };
     assert!(card.starts_with("cuda:") && *bytes > 0 && !rows.is_empty(), "{error}");
@@ -182,6 +213,44 @@ fn a_small_page_file_refuses_before_loading() {
     assert_eq!(sim.counter("alloc-calls"), before, "nothing was taken");
     prepared.machine.host.commit_limit = Some(Size(64 << 30));
     open_planned(prepared, &mut ()).expect("a larger page file will do");
+}
+
+/// Another process takes memory after the cards were looked at.
+#[test]
+fn what_is_free_is_read_again_when_the_cards_are_open() {
+    let sim = Sim::cuda(TWO);
+    let prepared = launch(&sim);
+    sim.command("take 1 7600M");
+    let before = sim.counter("alloc-calls");
+    let Err(error) = open_planned(prepared.clone(), &mut ()) else { panic!("it cannot open") };
+    assert!(error.is_refusal() && error.to_string().contains("cuda:1"), "{error}");
+    assert_eq!(sim.counter("alloc-calls"), before, "nothing was taken");
+    sim.assert_given_back("after the refusal");
+    sim.command("give 1 7600M");
+    open_planned(prepared, &mut ()).expect("it was given back");
+}
+
+/// With the kernels that the program carries, each block format of the model is a module of its own.
+#[test]
+fn all_code_is_loaded_before_the_first_arena() {
+    let sim = Sim::cuda(&TWO.replace("card name", "card arch=8.6 name"));
+    let loads = |launch: Launch| {
+        let before = sim.counter("module-calls");
+        let outcome = open_planned(launch, &mut ()).map(drop);
+        (sim.counter("module-calls") - before, outcome)
+    };
+    let (calls, opened) = loads(launch_with(&sim, IMAGES_OF_CUDA));
+    opened.unwrap();
+    assert!(calls > 2, "{calls} modules");
+    for k in 1..=calls {
+        let prepared = launch_with(&sim, IMAGES_OF_CUDA);
+        let allocs = sim.counter("alloc-calls");
+        sim.command(&format!("fail module {k}"));
+        let Err(error) = loads(prepared).1 else { panic!("module {k} of {calls} was not needed") };
+        assert!(error.to_string().contains("cuda:") || error.to_string().contains("card"), "{error}");
+        assert_eq!(sim.counter("alloc-calls"), allocs, "module {k}: an arena was open already");
+        sim.assert_given_back("after the failure");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Experts that are only partly on a card, as a user sees them: a run by a machine file, a trace and its replay.
 
 use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[cfg(target_os = "linux")]
 use strata::gguf::{GgufWriter, ModelFiles};
@@ -14,10 +15,13 @@ use crate::rig::{path, random_model, strata};
 const PROMPT: [&str; 5] = ["--raw", "--temp", "0", "-n", "24"];
 const TEXT: &str = "Once upon a time there was a river";
 
+/// A machine with one card, which no other test of this binary has: a card in use is refused.
 fn card(mib: u32) -> tempfile::NamedTempFile {
+    static CARDS: AtomicU32 = AtomicU32::new(0);
+    let number = 100 + CARDS.fetch_add(1, Ordering::Relaxed);
     let host = "[host]\nos = \"linux\"\nram_total = \"16 GiB\"\nram_available = \"12 GiB\"\ncores = 2\n";
     let card = format!(
-        "[[card]]\nid = \"virtual:0\"\nname = \"a small card\"\nbackend = \"virtual\"\ndriver = \"none\"\ntotal = \"{mib} MiB\"\n\
+        "[[card]]\nid = \"virtual:{number}\"\nname = \"a small card\"\nbackend = \"virtual\"\ndriver = \"none\"\ntotal = \"{mib} MiB\"\n\
          free = \"{mib} MiB\"\nmemory_gbs = 10.0\nbus_gbs = 8.0\ncompute_tflops = 0.1\n"
     );
     let mut file = tempfile::NamedTempFile::new().unwrap();

@@ -33,7 +33,8 @@ Stream* real(Stream* s) { return reinterpret_cast<uintptr_t>(s) <= 2 ? world().n
 
 namespace sim {
 World& world() {
-    static World w(Vendor::Cuda);
+    // Never taken down: a worker may still run when the process ends.
+    static World& w = *new World(Vendor::Cuda);
     static bool ready = [] {
         for (int i = 0; i < 64; i++) contexts[i].card = i;
         std::string text = "card name=\"Simulated CUDA card\" vram=8G sms=20 arch=8.6", error;
@@ -168,7 +169,7 @@ API cuDevicePrimaryCtxRelease_v2(int device) {
     CALL;
     if (!is_card(device) || !world().cards[device].contexts) return INVALID_CONTEXT;
     Card& card = world().cards[device];
-    if (!--card.contexts) world().refund(device, card.context_bytes);
+    if (!--card.contexts) world().drop_context(device);
     world().live[static_cast<int>(Taking::Context)]--;
     return OK;
 }

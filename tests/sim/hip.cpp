@@ -37,7 +37,8 @@ Error enter() {
 
 namespace sim {
 World& world() {
-    static World w(Vendor::Hip);
+    // Never taken down: a worker may still run when the process ends.
+    static World& w = *new World(Vendor::Hip);
     static bool ready = [] {
         std::string text = "card name=\"Simulated HIP card\" vram=8G sms=20 arch=gfx1100", error;
         if (const char* path = std::getenv("STRATA_SIM_HIP")) {
@@ -166,7 +167,7 @@ API hipDeviceReset() {
     if (!is_card(current)) return INVALID_DEVICE;
     Card& card = world().cards[current];
     if (card.contexts) {
-        world().refund(current, card.context_bytes);
+        world().drop_context(current);
         world().live[static_cast<int>(Taking::Context)]--;
     }
     card.contexts = 0;

@@ -37,6 +37,12 @@ void World::refund(int card, uint64_t bytes) {
     committed_bytes -= bytes;
 }
 
+void World::drop_context(int card) {
+    Card& c = cards[card];
+    refund(card, c.context_bytes + (c.touched ? c.late_bytes : 0));
+    c.touched = false;
+}
+
 void World::memory_info(int card, size_t* free_bytes, size_t* total_bytes) const {
     const Card& c = cards[card];
     const uint64_t taken = c.used_bytes + c.other_processes_bytes;

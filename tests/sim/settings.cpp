@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <algorithm>
 #include <sstream>
+#include <thread>
 
 #include "world.h"
 #ifdef _WIN32
@@ -63,6 +64,7 @@ void World::reset() {
     every_stream.clear();
     cards.clear();
     lazy = reversed = guard = holding_copies = false;
+    background = 0;
     pools = true;
     workers = 1;
     fill_byte = 0xff;
@@ -70,7 +72,7 @@ void World::reset() {
     commit_limit_bytes = UINT64_MAX;
     committed_bytes = pinned_bytes = 0;
     for (int i = 0; i < TAKING_KINDS; i++) calls[i] = fail_at[i] = live[i] = 0;
-    taking_calls = fail_any_at = launches = copies = break_at_launch = stick_at_copy = 0;
+    taking_calls = fail_any_at = launches = copies = graph_launches = background_launches = break_at_launch = stick_at_copy = 0;
 }
 
 static void own_directory(std::string& path) {
@@ -164,6 +166,13 @@ bool World::command(const std::string& line, std::string& error) {
     auto bad = [&] { return error = "what is '" + line + "'?", false; };
     if (verb == "card") return card_line(line, error);
     if (verb == "lazy") return lazy = number(1), true;
+    if (verb == "background") {
+        static long started = 0;
+        lazy = number(1);
+        background = lazy ? ++started : 0;
+        if (lazy) std::thread(&World::work_in_background, this, background).detach();
+        return true;
+    }
     if (verb == "reversed") return reversed = number(1), true;
     if (verb == "guard") return guard = number(1), true;
     if (verb == "pools") return pools = number(1), true;
@@ -226,6 +235,9 @@ long World::counter(const std::string& name) {
     if (name == "taking-calls") return taking_calls;
     if (name == "launches") return launches;
     if (name == "copies") return copies;
+    if (name == "held-copies") return holding_copies;
+    if (name == "graph-launches") return graph_launches;
+    if (name == "background-launches") return background_launches;
     for (int kind = 0; kind < TAKING_KINDS; kind++) {
         if (name == std::string(TAKING_NAMES[kind]) + "s") return live[kind];
         if (name == std::string(TAKING_NAMES[kind]) + "-calls") return calls[kind];

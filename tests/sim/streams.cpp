@@ -2,6 +2,7 @@
 // so that a missing wait gives old bytes.
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
 #include "world.h"
 
@@ -51,6 +52,34 @@ void World::run_tasks(Stream* stream) {
         Task task = std::move(front);
         stream->tasks.pop_front();
         perform(task, stream->card);
+    }
+}
+
+/// The next task of any stream; whether there was one.
+bool World::run_one_task() {
+    for (Stream* stream : std::vector<Stream*>(streams)) {
+        if (stream->tasks.empty() || stream->stuck || stream->recording) continue;
+        Task task = std::move(stream->tasks.front());
+        stream->tasks.pop_front();
+        copies += task.kind == Task::Copy;
+        const long before = launches;
+        perform(task, stream->card);
+        background_launches += launches - before;
+        return true;
+    }
+    return false;
+}
+
+/// Runs streams for as long as nobody sets up another world.
+void World::work_in_background(long number) {
+    for (;;) {
+        bool worked;
+        {
+            Call call(*this);
+            if (background != number) return;
+            worked = run_one_task();
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(worked ? 1 : 50));
     }
 }
 
@@ -202,6 +231,7 @@ Error World::end_capture(Stream* stream, Graph** out) {
 }
 
 Error World::launch_graph(Stream* stream, Graph* graph) {
+    graph_launches++;
     for (const Task& task : *graph->tasks)
         if (const Error e = enqueue(stream, task)) return e;
     return OK;

@@ -128,6 +128,8 @@ struct World {
     void memory_info(int card, size_t* free_bytes, size_t* total_bytes) const;
     Error charge(int card, uint64_t bytes);
     void refund(int card, uint64_t bytes);
+    /// The context's own memory, and what the first launch took.
+    void drop_context(int card);
     /// Counts a call; true: it fails on purpose.
     bool fails(Taking);
 
@@ -169,6 +171,8 @@ struct World {
     std::vector<std::unique_ptr<Stream>> every_stream;
 
     bool lazy = false, reversed = false, guard = false;
+    /// A thread of ours runs streams while the program does something else. Each has a number; only the newest goes on.
+    long background = 0;
     unsigned workers = 1;
     unsigned char fill_byte = 0xff;
     int driver_version = 12040;
@@ -180,7 +184,7 @@ struct World {
 
     long calls[TAKING_KINDS] = {}, taking_calls = 0;
     long fail_at[TAKING_KINDS] = {}, fail_any_at = 0;
-    long launches = 0, copies = 0;
+    long launches = 0, copies = 0, graph_launches = 0, background_launches = 0;
     long break_at_launch = 0, stick_at_copy = 0;
     Error break_with = OK;
     bool holding_copies = false;
@@ -189,6 +193,8 @@ struct World {
 
 private:
     void reset();
+    void work_in_background(long number);
+    bool run_one_task();
     void run_tasks(Stream*);
     Error run_all(Stream*);
     void settle(Stream*);

@@ -1,6 +1,10 @@
 //! Anonymous mappings that begin at a multiple of 2 MiB, so that huge pages can back all of them.
 
+use std::ops::Range;
+
 use memmap2::MmapMut;
+
+use crate::backend::{Pinned, Pinner};
 
 /// Huge pages of x86-64 and of aarch64 with 4 KiB pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -8,6 +12,8 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Zeroed memory of fixed size and place. The system takes real pages when they are touched first.
 #[derive(Debug)]
 pub struct Mapping {
+    // Dropped before the memory goes.
+    pins: Vec<Pinned>,
     map: MmapMut,
     skip: usize,
     len: usize,
@@ -30,7 +36,7 @@ impl Mapping {
         }
         #[cfg(not(target_os = "linux"))]
         let _ = huge_pages;
-        Ok(Mapping { map, skip, len })
+        Ok(Mapping { pins: vec![], map, skip, len })
     }
 
     /// Lets the system take the pages from the memory of several nodes in turn, so that threads of all of them read equally fast.
@@ -62,6 +68,15 @@ impl Mapping {
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.map[self.skip..self.skip + self.len]
+    }
+
+    /// Pins a piece for a device for as long as the memory lives; the reason in words if that is refused.
+    pub fn pin(&mut self, piece: Range<usize>, pinner: &dyn Pinner) -> Result<(), String> {
+        let bytes = self.bytes_mut().get_mut(piece).ok_or("it lies outside the memory")?;
+        // SAFETY: the mapping keeps its place, and drops the pin before it is unmapped.
+        let pinned = unsafe { pinner.pin(bytes)? };
+        self.pins.push(pinned);
+        Ok(())
     }
 }
 

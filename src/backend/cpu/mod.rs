@@ -25,6 +25,7 @@ pub use self::kernels::Rounding;
 pub use self::topology::{Topology, fastest};
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -38,7 +39,7 @@ use self::prepare::Prepared;
 use self::vector::Level;
 use self::view::{Memory, SCRATCH_ALIGN};
 use super::trace::trace_steps;
-use super::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
+use super::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, Pinner, PreparedId, Ticket};
 use crate::program::{ArenaKind, BufferId, Op, RunParams, Slice, Stage};
 
 const ID: &str = "cpu";
@@ -186,6 +187,15 @@ impl CpuBackend {
             late_allocations: 0,
             failure: None,
         })
+    }
+
+    /// Pins a piece of the weights arena for another device, which then copies from it without a detour.
+    ///
+    /// # Errors
+    /// Why that is refused; in words.
+    pub fn pin_weights(&mut self, piece: Range<u64>, pinner: &dyn Pinner) -> Result<(), String> {
+        let arenas = self.arenas.as_mut().ok_or("no arenas are open")?;
+        arenas.weights.pin(piece.start as usize..piece.end as usize, pinner)
     }
 
     /// What kernels are made for; `None` in reference mode.

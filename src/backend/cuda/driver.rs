@@ -1,21 +1,24 @@
 //! [`Driver`] over `libcuda.so.1` or `nvcuda.dll`.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
-use std::panic::catch_unwind;
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUgraph, CUmodule, CUstream, CUstreamCaptureMode, CUuuid,
+    self, CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUfunction_attribute, CUgraph, CUmodule, CUstream,
+    CUstreamCaptureMode, CUuuid,
 };
 use libloading::Library;
 
 use super::functions::CudaFunctions;
 use crate::backend::device::{
     Architecture, CardFacts, DeviceAddress, DeviceMemoryInfo, Driver, DriverError, Handle, LaunchShape, MemoryModel,
-    MissingFunction, Unavailable, Vendor, leak_library, text, uuid_text,
+    MissingFunction, Unavailable, Vendor, find, leak_library, open_first, text, uuid_text,
 };
+
+/// The library of the display driver.
+const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
 
 /// Version that has every function of the table, as the driver counts: 1000 × major + 10 × minor.
 const NEEDED_VERSION: c_int = 11_040;
@@ -27,8 +30,12 @@ const HOST_PORTABLE: c_uint = 1;
 #[derive(Debug)]
 pub struct CudaDriver {
     functions: CudaFunctions,
+    /// Windows' driver alone has it.
+    get_luid: Option<GetLuid>,
     version: String,
 }
+
+type GetLuid = unsafe extern "C" fn(*mut c_char, *mut c_uint, CUdevice) -> u32;
 
 impl CudaDriver {
     /// The installed driver.
@@ -36,13 +43,7 @@ impl CudaDriver {
     /// # Errors
     /// There is none, or it cannot be used; each reason is one sentence.
     pub fn open() -> Result<Arc<CudaDriver>, Unavailable> {
-        let absent = || Unavailable::NoLibrary { vendor: Vendor::Nvidia };
-        // cudarc knows the names, and panics where it finds none of them between the two calls.
-        let library = catch_unwind(|| {
-            // SAFETY: opening the display driver's library runs its initialisers, which is what it is there for.
-            unsafe { sys::is_culib_present().then(|| sys::culib()) }
-        });
-        CudaDriver::with_library(library.ok().flatten().ok_or_else(absent)?)
+        open_first(Vendor::Nvidia, NAMES, CudaDriver::with_library)
     }
 
     /// A driver library at a place of its own.
@@ -50,7 +51,8 @@ impl CudaDriver {
     /// # Errors
     /// As [`CudaDriver::open`].
     pub fn open_at(library: &Path) -> Result<Arc<CudaDriver>, Unavailable> {
-        CudaDriver::with_library(leak_library(library)?)
+        let vendor = Vendor::Nvidia;
+        CudaDriver::with_library(leak_library(library).map_err(|error| Unavailable::Library { vendor, error })?)
     }
 
     fn with_library(library: &'static Library) -> Result<Arc<CudaDriver>, Unavailable> {
@@ -58,6 +60,8 @@ impl CudaDriver {
         let missing = |MissingFunction(function)| Unavailable::MissingFunction { vendor, function };
         let failed = |error| Unavailable::Driver { vendor, error };
         let functions = CudaFunctions::find(library).map_err(missing)?;
+        // SAFETY: the type is that of cudarc's declaration, with the code as the number it is.
+        let get_luid = if cfg!(windows) { unsafe { find(library, "cuDeviceGetLuid") }.ok() } else { None };
         let mut version = 0;
         // SAFETY: `cuDriverGetVersion` needs no initialisation and writes one number.
         unsafe { functions.cuDriverGetVersion(&mut version) }.map_err(failed)?;
@@ -69,7 +73,7 @@ impl CudaDriver {
         match unsafe { functions.cuInit(0) } {
             Err(error) if error.cause == crate::backend::device::Cause::NoDevice => Err(Unavailable::NoCards { vendor }),
             Err(error) => Err(failed(error)),
-            Ok(()) => Ok(Arc::new(CudaDriver { functions, version: shown(version) })),
+            Ok(()) => Ok(Arc::new(CudaDriver { functions, get_luid, version: shown(version) })),
         }
     }
 
@@ -78,6 +82,13 @@ impl CudaDriver {
         // SAFETY: writes one number.
         unsafe { self.functions.cuDeviceGet(&mut device, ordinal as c_int)? };
         Ok(device)
+    }
+
+    fn luid(&self, device: CUdevice) -> Option<u64> {
+        let (mut luid, mut nodes) = ([0; 8], 0);
+        // SAFETY: writes eight bytes and one number.
+        let code = unsafe { self.get_luid?(luid.as_mut_ptr(), &mut nodes, device) };
+        (code == 0).then(|| u64::from_le_bytes(luid.map(|byte: c_char| byte as u8)))
     }
 
     fn attribute(&self, device: CUdevice, attribute: CUdevice_attribute) -> Result<u32, DriverError> {
@@ -136,6 +147,7 @@ impl Driver for CudaDriver {
             name: text(&name),
             uuid: uuid_known.then(|| uuid_text(uuid.bytes.map(|b| b as u8))).flatten(),
             pci: pci_known.then(|| text(&pci).to_lowercase()),
+            luid: self.luid(device),
             architecture: Architecture::Sm(capability),
             multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             warp_threads: attribute(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)?,
@@ -190,6 +202,14 @@ impl Driver for CudaDriver {
 
     unsafe fn free_pinned(&self, memory: *mut u8) -> Result<(), DriverError> {
         unsafe { self.functions.cuMemFreeHost(memory.cast()) }
+    }
+
+    unsafe fn pin(&self, memory: *mut u8, bytes: usize) -> Result<(), DriverError> {
+        unsafe { self.functions.cuMemHostRegister_v2(memory.cast(), bytes, HOST_PORTABLE) }
+    }
+
+    unsafe fn unpin(&self, memory: *mut u8) -> Result<(), DriverError> {
+        unsafe { self.functions.cuMemHostUnregister(memory.cast()) }
     }
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, on: Handle) -> Result<(), DriverError> {
@@ -258,6 +278,9 @@ impl Driver for CudaDriver {
         let name = CString::new(name).map_err(|_| DriverError::new("cuModuleGetFunction", 500))?;
         let mut function: CUfunction = ptr::null_mut();
         unsafe { self.functions.cuModuleGetFunction(&mut function, module.0 as CUmodule, name.as_ptr())? };
+        // A question that only loaded code can answer.
+        let (mut local_bytes, asked) = (0, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+        unsafe { self.functions.cuFuncGetAttribute(&mut local_bytes, asked, function)? };
         Ok(Handle(function as usize))
     }
 

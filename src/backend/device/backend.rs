@@ -1,21 +1,25 @@
 //! The [`Backend`] of a card: arenas, copies, programs and their runs.
 //!
-//! Order of life: context and kernels when the device is made, so that free memory that is read then is the truth; the arenas in
-//! `open`; pinned host memory with the first upload, after the arenas of all cards; scratch, code and graphs in `prepare`; nothing
-//! after `freeze`. Whatever was taken is given back when the device is dropped, in the reverse order.
+//! Order of life: context, streams and the common kernels when the device is made, the code of the model's formats in `load_code`,
+//! so that free memory that is read then is the truth; the arenas and the scratch in `open`; graphs, which hold addresses of both, in
+//! `prepare`; pinned host memory with the first upload, after the arenas of all cards; nothing after `freeze`. Whatever was taken is
+//! given back when the device is dropped, in the reverse order.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::arenas::{Arenas, Scratch, ScratchLayout};
-use super::card::{NoKernel, OpenCard};
+use super::budget::memory_of;
+use super::card::{NoKernel, OpenCard, entry_of};
 use super::copies::Copies;
+use super::pins::CardPinner;
 use super::prepared::Prepared;
 use super::target::target;
 use super::{Cause, DevicePiece, DriverError, Event, Stream};
-use crate::backend::gpu::{Lowered, lower, supports};
+use crate::backend::gpu::{Launch, Lowered, lower, supports};
 use crate::backend::trace::trace_steps;
-use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, PreparedId, Ticket};
+use crate::backend::{ArenaSizes, Backend, BackendError, DeviceFacts, MemoryReport, Pinner, PreparedId, Ticket};
 use crate::program::{ArenaKind, BufferId, Op, Program, RunParams, Slice, Stage};
 
 /// Pieces of host memory while weights are read: those in which the engine reads files.
@@ -23,6 +27,15 @@ const LOAD_SLOT_BYTES: usize = 4 << 20;
 
 /// Least piece of host memory afterwards, for state that is copied in and out.
 const RUN_SLOT_BYTES: usize = 64 << 10;
+
+/// A stage as kernel calls.
+#[derive(Debug)]
+struct LoweredStage {
+    stage: Arc<Stage>,
+    /// The arenas that they fit.
+    sizes: ArenaSizes,
+    programs: Arc<[Lowered]>,
+}
 
 /// A card as a device.
 #[derive(Debug)]
@@ -36,6 +49,7 @@ pub struct DeviceBackend {
     late_allocations: u64,
     /// What broke the card's context, and in the midst of what.
     lost: Option<(String, DriverError)>,
+    lowered: RefCell<Option<LoweredStage>>,
     // Dropped from here on in this order.
     prepared: Vec<Prepared>,
     scratch: Option<Arc<Scratch>>,
@@ -71,6 +85,7 @@ impl DeviceBackend {
             frozen: false,
             late_allocations: 0,
             lost: None,
+            lowered: RefCell::default(),
             prepared: vec![],
             scratch: None,
             copies,
@@ -155,12 +170,34 @@ impl DeviceBackend {
         copies.copy_out(bytes, from, finished).map_err(|error| self.failed("a copy from the card", error))
     }
 
-    /// All programs of a stage as kernel calls.
-    fn lower_all(&self, stage: &Stage, sizes: ArenaSizes) -> Result<Vec<Lowered>, BackendError> {
+    /// All programs of a stage as kernel calls; they are lowered once.
+    fn lowered(&self, stage: &Arc<Stage>, sizes: ArenaSizes) -> Result<Arc<[Lowered]>, BackendError> {
+        let sizes = ArenaSizes { scratch_bytes: 0, ..sizes };
+        let mut kept = self.lowered.borrow_mut();
+        if let Some(known) = &*kept
+            && Arc::ptr_eq(&known.stage, stage)
+            && known.sizes == sizes
+        {
+            return Ok(Arc::clone(&known.programs));
+        }
         let target = target();
-        let lowered = (0..stage.programs.len()).map(|i| lower(stage, i, sizes, &target));
-        let lowered: Result<_, _> = lowered.collect();
-        lowered.map_err(|(op, reason)| BackendError::Unsupported { device: self.facts.id.clone(), op, reason })
+        let programs: Result<Arc<[Lowered]>, _> = (0..stage.programs.len()).map(|i| lower(stage, i, sizes, &target)).collect();
+        let unsupported = |(op, reason)| BackendError::Unsupported { device: self.facts.id.clone(), op, reason };
+        let programs = programs.map_err(unsupported)?;
+        *kept = Some(LoweredStage { stage: Arc::clone(stage), sizes, programs: Arc::clone(&programs) });
+        Ok(programs)
+    }
+
+    /// Why a kernel of a program cannot be had.
+    fn no_kernel(&mut self, program: &Program, kernel: &str, why: NoKernel) -> BackendError {
+        let reason = match why {
+            NoKernel::Driver(error) if error.cause != Cause::NotFound => {
+                return self.failed(&format!("loading the kernel '{kernel}'"), error);
+            }
+            NoKernel::Driver(_) => format!("its code lacks the kernel '{kernel}'"),
+            NoKernel::Image(error) => error.to_string(),
+        };
+        BackendError::Unsupported { device: self.facts.id.clone(), op: program.name.clone(), reason }
     }
 
     /// Scratch that holds the programs of a stage: what `open` took, unless it was not told of them.
@@ -201,11 +238,6 @@ impl DeviceBackend {
         ordered.map_err(|error| self.failed("copying the parameters of a run", error))
     }
 
-    fn no_kernel(&self, stage: &Stage, program: usize, reason: String) -> BackendError {
-        let op = stage.programs[program].name.clone();
-        BackendError::Unsupported { device: self.facts.id.clone(), op, reason }
-    }
-
     fn run_name(&self, id: PreparedId) -> String {
         format!("the run of program '{}'", self.prepared[id.0].program().name)
     }
@@ -244,8 +276,24 @@ impl Backend for DeviceBackend {
         supports(stage, op, &target())
     }
 
-    fn scratch_bytes(&self, stage: &Stage) -> Result<u64, BackendError> {
-        Ok(ScratchLayout::of(&self.lower_all(stage, ArenaSizes::of(stage))?).total_bytes)
+    fn scratch_bytes(&self, stage: &Arc<Stage>) -> Result<u64, BackendError> {
+        Ok(ScratchLayout::of(&self.lowered(stage, ArenaSizes::of(stage))?).total_bytes)
+    }
+
+    fn load_code(&mut self, stage: &Arc<Stage>) -> Result<(), BackendError> {
+        self.check_alive()?;
+        let programs = self.lowered(stage, ArenaSizes::of(stage))?;
+        for (lowered, program) in programs.iter().zip(&stage.programs) {
+            for variant in lowered.launches.iter().flat_map(Launch::variants) {
+                let found = self.card.function(&variant).map(drop);
+                found.map_err(|why| self.no_kernel(program, &entry_of(&variant), why))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        Some(memory_of(self.card.context()).ok()?.free_bytes)
     }
 
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
@@ -292,21 +340,14 @@ impl Backend for DeviceBackend {
         self.check_alive()?;
         let sizes = self.arenas()?.sizes;
         self.late_allocations += u64::from(self.frozen);
-        let mut programs = self.lower_all(stage, sizes)?;
+        let programs = self.lowered(stage, sizes)?;
         let layout = ScratchLayout::of(&programs);
         let scratch = self.scratch(layout)?;
         if program >= programs.len() {
             return Err(self.rejected(format!("the stage has no program {program}")));
         }
-        let lowered = programs.swap_remove(program);
-        let made = Prepared::new(stage, program, lowered, &self.card, self.arenas()?, (scratch, layout));
-        let mut prepared = made.map_err(|(kernel, why)| match why {
-            NoKernel::Driver(error) if error.cause != Cause::NotFound => {
-                self.failed(&format!("loading the kernel '{kernel}'"), error)
-            }
-            NoKernel::Driver(_) => self.no_kernel(stage, program, format!("its code lacks the kernel '{kernel}'")),
-            NoKernel::Image(error) => self.no_kernel(stage, program, error.to_string()),
-        })?;
+        let made = Prepared::new(stage, program, programs, &self.card, self.arenas()?, (scratch, layout));
+        let mut prepared = made.map_err(|(kernel, why)| self.no_kernel(&stage.programs[program], &kernel, why))?;
         prepared.capture(&self.stream).map_err(|error| self.failed("capturing a graph", error))?;
         self.prepared.push(prepared);
         Ok(PreparedId(self.prepared.len() - 1))
@@ -356,6 +397,15 @@ impl Backend for DeviceBackend {
     }
 
     fn lends_slots(&self) -> bool {
+        true
+    }
+
+    fn pinner(&self) -> Option<Box<dyn Pinner>> {
+        Some(Box::new(CardPinner { context: Arc::clone(self.card.context()), pieces: Arc::clone(self.copies.pinned()) }))
+    }
+
+    /// Launches return at once, and graphs too.
+    fn overlaps_host(&self) -> bool {
         true
     }
 

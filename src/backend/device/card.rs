@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::call::{Operands, start};
 use super::images::{CardImages, ImageError, Images, OPS};
-use super::{CardFacts, Context, Driver, DriverError, Function, Module, Unavailable};
-use crate::backend::gpu::{Kernel, Variant};
+use super::{CardFacts, Context, Driver, DriverError, Function, Module, Stream, Unavailable};
+use crate::backend::gpu::args::RepeatArgs;
+use crate::backend::gpu::{Kernel, Operand, Variant};
 
 #[derive(Debug)]
 pub struct OpenCard {
@@ -23,24 +25,37 @@ pub enum NoKernel {
 }
 
 impl OpenCard {
-    /// Opens the context and loads the kernels that every model needs.
+    /// Opens the context, loads the kernels that every model needs, and launches one: what drivers put off until then, they
+    /// take here, so that free memory that is read afterwards is the truth.
     ///
     /// # Errors
     /// There is no code for the card, or the driver refuses.
     pub fn open(driver: &Arc<dyn Driver>, facts: CardFacts, images: Images) -> Result<OpenCard, Unavailable> {
         let vendor = facts.vendor;
-        let damaged = |error: ImageError| Unavailable::Images { vendor, error };
-        let Some(images) = images.for_card(&facts.architecture).map_err(damaged)? else {
-            return Err(Unavailable::NoCode { vendor, card: facts.name, architecture: facts.architecture.to_string() });
-        };
+        let images = images_for(images, &facts)?;
         let failed = |error| Unavailable::Driver { vendor, error };
         let context = Context::open(Arc::clone(driver), facts).map_err(failed)?;
         let card = OpenCard { images, modules: Mutex::default(), context };
-        match card.module(OPS) {
-            Ok(_) => Ok(card),
+        match card.warm() {
+            Ok(()) => Ok(card),
             Err(NoKernel::Driver(error)) => Err(failed(error)),
-            Err(NoKernel::Image(error)) => Err(damaged(error)),
+            Err(NoKernel::Image(error)) => Err(Unavailable::Images { vendor, error }),
         }
+    }
+
+    /// Runs a kernel that does nothing.
+    fn warm(&self) -> Result<(), NoKernel> {
+        let variant = Variant { kernel: Kernel::Repeat, format: None, gated: false, batch: 0, cache: None };
+        let function = self.function(&variant)?;
+        let args = RepeatArgs { x_at: 0, x_stride: 0, out_at: 0, out_stride: 0, x_width: 1, width: 0 };
+        let nothing = Operands { at: [0; Operand::ALL.len()] };
+        let run = || {
+            let stream = Stream::new(&self.context)?;
+            // SAFETY: rows of no columns: nothing is read or written.
+            unsafe { start(&stream, &function, [1; 3], &nothing, &args.into())? };
+            stream.synchronise()
+        };
+        run().map_err(NoKernel::Driver)
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -49,11 +64,6 @@ impl OpenCard {
 
     pub fn facts(&self) -> &CardFacts {
         self.context.facts()
-    }
-
-    /// Bytes that the kernels of block formats can still take on the card.
-    pub fn code_bytes(&self) -> u64 {
-        self.images.code_bytes()
     }
 
     fn module(&self, unit: &str) -> Result<Arc<Module>, NoKernel> {
@@ -73,6 +83,16 @@ impl OpenCard {
         let module = self.module(&unit_of(variant))?;
         Function::find(&module, &entry_of(variant)).map_err(NoKernel::Driver)
     }
+}
+
+/// The kernels for a card.
+///
+/// # Errors
+/// There are none, or they are damaged.
+pub fn images_for(images: Images, facts: &CardFacts) -> Result<CardImages, Unavailable> {
+    let vendor = facts.vendor;
+    let found = images.for_card(&facts.architecture).map_err(|error| Unavailable::Images { vendor, error })?;
+    found.ok_or_else(|| Unavailable::NoCode { vendor, card: facts.name.clone(), architecture: facts.architecture.to_string() })
 }
 
 /// Kernels of one block format are a unit; element types of caches are not such.

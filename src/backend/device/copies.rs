@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::pins::{Lead, PinnedPieces};
 use super::{Context, DevicePiece, DriverError, Event, HostMemory, Stream};
 
 /// Pieces of host memory in turn: one is filled or emptied while the other is on its way.
@@ -24,6 +25,8 @@ pub struct Copies {
     /// All copies so far have been done.
     arrived: Event,
     context: Arc<Context>,
+    /// Memory of others that needs no detour.
+    pinned: Arc<PinnedPieces>,
     /// Computing that later copies must wait for.
     behind_run: bool,
     /// Why host memory could not be pinned.
@@ -39,6 +42,7 @@ impl Copies {
             next: 0,
             arrived: Event::new(context)?,
             context: Arc::clone(context),
+            pinned: Arc::default(),
             behind_run: false,
             unpinned: None,
         })
@@ -67,6 +71,10 @@ impl Copies {
     /// Why host memory could not be pinned, if it could not.
     pub fn unpinned(&self) -> Option<DriverError> {
         self.unpinned
+    }
+
+    pub fn pinned(&self) -> &Arc<PinnedPieces> {
+        &self.pinned
     }
 
     /// A run was started that ends with `finished`; copies from here on come after it.
@@ -103,19 +111,33 @@ impl Copies {
     /// As [`Copies::copy_in`], without waiting for what the card computes: it does not touch these bytes.
     pub fn copy_in_beside(&mut self, to: DevicePiece, from: &[u8]) -> Result<(), DriverError> {
         assert_eq!(to.bytes(), from.len());
-        let mut done = 0;
+        let (mut done, mut in_place) = (0, false);
         while done < from.len() {
-            let slot = self.slot()?;
-            let Slot { memory, done: mark } = &mut self.slots[slot];
-            let len = memory.len_bytes().min(from.len() - done);
-            let staged = &mut memory.bytes_mut()[..len];
-            staged.copy_from_slice(&from[done..done + len]);
-            // SAFETY: the staged bytes stay until `mark` has passed; memory of the card lives longer than its copies.
-            unsafe { self.stream.copy_in(to.part(done, len), staged)? };
-            self.stream.record(mark)?;
-            done += len;
+            done += match self.pinned.lead(&from[done..]) {
+                Lead::Pinned(len) => {
+                    in_place = true;
+                    // SAFETY: `from` is borrowed until `arrived` has passed, below; memory of the card lives longer.
+                    unsafe { self.stream.copy_in(to.part(done, len), &from[done..done + len])? };
+                    len
+                }
+                Lead::Pageable(len) => self.copy_staged(to.part(done, len), &from[done..done + len])?,
+            };
         }
-        self.stream.record(&self.arrived)
+        self.stream.record(&self.arrived)?;
+        if in_place { self.arrived.wait() } else { Ok(()) }
+    }
+
+    /// Copies as many bytes as a piece of our own memory takes, and says how many.
+    fn copy_staged(&mut self, to: DevicePiece, from: &[u8]) -> Result<usize, DriverError> {
+        let slot = self.slot()?;
+        let Slot { memory, done: mark } = &mut self.slots[slot];
+        let len = memory.len_bytes().min(from.len());
+        let staged = &mut memory.bytes_mut()[..len];
+        staged.copy_from_slice(&from[..len]);
+        // SAFETY: the staged bytes stay until `mark` has passed; memory of the card lives longer than its copies.
+        unsafe { self.stream.copy_in(to.part(0, len), staged)? };
+        self.stream.record(mark)?;
+        Ok(len)
     }
 
     /// Copies bytes from a card and waits for them.

@@ -84,6 +84,8 @@ pub struct CardFacts {
     pub uuid: Option<String>,
     /// `0000:01:00.0`
     pub pci: Option<String>,
+    /// Windows' number of the adapter.
+    pub luid: Option<u64>,
     pub architecture: Architecture,
     /// Streaming multiprocessors or compute units.
     pub multiprocessors: u32,
@@ -151,6 +153,9 @@ pub trait Driver: Debug + Send + Sync {
     /// Host memory that all cards copy from and to without a detour.
     unsafe fn alloc_pinned(&self, bytes: usize) -> Result<*mut u8, DriverError>;
     unsafe fn free_pinned(&self, memory: *mut u8) -> Result<(), DriverError>;
+    /// Pins memory that lies already where it is.
+    unsafe fn pin(&self, memory: *mut u8, bytes: usize) -> Result<(), DriverError>;
+    unsafe fn unpin(&self, memory: *mut u8) -> Result<(), DriverError>;
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, stream: Handle) -> Result<(), DriverError>;
     unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: Handle) -> Result<(), DriverError>;
@@ -171,6 +176,7 @@ pub trait Driver: Debug + Send + Sync {
 
     unsafe fn load_module(&self, image: &[u8]) -> Result<Handle, DriverError>;
     unsafe fn unload_module(&self, module: Handle) -> Result<(), DriverError>;
+    /// A kernel with its code on the card: drivers that put that off until the first launch are asked not to.
     unsafe fn function(&self, module: Handle, name: &str) -> Result<Handle, DriverError>;
     /// `arguments` point at the kernel's parameters, in order.
     unsafe fn launch(

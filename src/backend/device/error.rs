@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use super::Vendor;
 use super::images::ImageError;
+use super::library::LibraryError;
 
 /// What a driver's code means to us.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +109,8 @@ pub enum Unavailable {
     /// The usual case on a PC without such cards.
     #[error("no {} is installed", .vendor.driver())]
     NoLibrary { vendor: Vendor },
-    #[error("{library} cannot be opened: {reason}")]
-    Damaged { library: String, reason: String },
+    #[error("the installed {} cannot be used: {error}", .vendor.driver())]
+    Library { vendor: Vendor, error: LibraryError },
     #[error("the installed {} is too old: it lacks the function '{function}'; a newer one can be used", .vendor.driver())]
     MissingFunction { vendor: Vendor, function: &'static str },
     #[error("the installed {} has version {found}, at least {needed} is needed; a newer one can be used", .vendor.driver())]

@@ -1,13 +1,20 @@
 //! Finds a vendor's cards and opens them.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use super::card::OpenCard;
+use super::budget::memory_of;
+use super::card::{OpenCard, images_for};
+use super::display::{CONNECTORS, shows_picture};
 use super::images::Images;
 use super::rates::measure;
-use super::{Architecture, CardFacts, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
-use crate::backend::discovery::{Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard};
+use super::target::target;
+use super::{Architecture, CardFacts, Context, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
+use crate::backend::discovery::{
+    Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard, PciPlace,
+};
 use crate::backend::{Backend, BackendError, Finder};
+use crate::program::KvFormat;
 
 /// How a vendor's driver is opened.
 pub type OpenDriver = fn() -> Result<Arc<dyn Driver>, Unavailable>;
@@ -39,24 +46,32 @@ impl DeviceFinder {
         self.driver.get_or_init(self.open).as_ref().map_err(|unavailable| Absent(unavailable.to_string()))
     }
 
-    fn open_card(&self, ordinal: u32) -> Result<OpenCard, Unavailable> {
+    /// A card without its context.
+    fn card(&self, ordinal: u32) -> Result<(&Arc<dyn Driver>, CardFacts), Unavailable> {
         let vendor = self.vendor;
         let driver = self.driver.get_or_init(self.open).as_ref().map_err(Clone::clone)?;
         let facts = driver.card(ordinal).map_err(|error| Unavailable::Driver { vendor, error })?;
-        OpenCard::open(driver, facts, self.images)
+        Ok((driver, facts))
+    }
+
+    /// Its context alone, for as long as a question takes.
+    fn context(&self, ordinal: u32) -> Option<Arc<Context>> {
+        let (driver, facts) = self.card(ordinal).ok()?;
+        Context::open(Arc::clone(driver), facts).ok()
     }
 
     fn found(&self, driver: &Arc<dyn Driver>, facts: CardFacts) -> FoundCard {
         let mut card = described(&facts, driver.version());
-        let read = OpenCard::open(driver, facts, self.images).and_then(|open| {
-            let memory = open.context().memory_info();
-            let memory = memory.map_err(|error| Unavailable::Driver { vendor: self.vendor, error })?;
-            Ok((memory.free_bytes, open.code_bytes()))
+        let failed = |error| Unavailable::Driver { vendor: self.vendor, error };
+        let read = images_for(self.images, &facts).and_then(|images| {
+            let context = Context::open(Arc::clone(driver), facts).map_err(failed)?;
+            Ok((memory_of(&context).map_err(failed)?, images.code_bytes()))
         });
         match read {
-            Ok((free_bytes, code_bytes)) => {
-                card.free_bytes = free_bytes;
-                // The context was open when free memory was read; kernels of block formats are loaded with the model.
+            Ok((memory, code_bytes)) => {
+                card.free_bytes = memory.free_bytes;
+                card.total_bytes = card.total_bytes.min(memory.total_bytes);
+                // The context was open when free memory was read; kernels are loaded when a model is opened.
                 card.driver_bytes = DriverBytes {
                     context_bytes: Some(0),
                     module_bytes: Some(code_bytes),
@@ -88,6 +103,7 @@ fn described(facts: &CardFacts, version: &str) -> FoundCard {
         Architecture::Sm(capability) => format!("{}.{}", capability / 10, capability % 10),
         Architecture::Gfx(name) => name.clone(),
     };
+    let pci: Option<PciPlace> = facts.pci.as_deref().and_then(|place| place.parse().ok());
     FoundCard {
         vendor: facts.vendor.maker().into(),
         driver: format!("{} {version}", facts.vendor.name()),
@@ -97,10 +113,10 @@ fn described(facts: &CardFacts, version: &str) -> FoundCard {
             MemoryModel::Direct => DriverModel::usual(),
         },
         uuid: facts.uuid.clone(),
-        pci: facts.pci.as_deref().and_then(|place| place.parse().ok()),
+        pci,
         total_bytes: facts.total_bytes,
         integrated: facts.integrated,
-        drives_display: facts.drives_display,
+        drives_display: facts.drives_display || pci.is_some_and(|pci| shows_picture(Path::new(CONNECTORS), pci)),
         compute_units: Some(facts.multiprocessors),
         capability: Some(capability),
         features: vec![format!("{} threads in step", facts.warp_threads)],
@@ -113,7 +129,7 @@ impl Finder for DeviceFinder {
         interface(self.vendor)
     }
 
-    /// Opens each card in turn, as it will be opened for work, to read what is free then; and gives it back.
+    /// Opens the context of each card in turn, without which no driver tells what is free, and gives it back. Nothing is loaded.
     fn find(&self) -> Result<Vec<FoundCard>, Absent> {
         let driver = self.driver()?;
         let failed = |error| Absent(Unavailable::Driver { vendor: self.vendor, error }.to_string());
@@ -129,16 +145,20 @@ impl Finder for DeviceFinder {
     }
 
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
-        let open = self.open_card(card.driver_index).ok()?;
-        Some(open.context().memory_info().ok()?.free_bytes)
+        let context = self.context(card.driver_index)?;
+        Some(memory_of(&context).ok()?.free_bytes)
+    }
+
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        target().caches
     }
 
     fn measure(&self, card: &FoundCard) -> CardRates {
-        self.open_card(card.driver_index).ok().and_then(|open| measure(&open).ok()).unwrap_or_default()
+        self.context(card.driver_index).and_then(|context| measure(&context).ok()).unwrap_or_default()
     }
 
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
-        let open = self.open_card(card.card.driver_index);
+        let open = self.card(card.card.driver_index).and_then(|(driver, facts)| OpenCard::open(driver, facts, self.images));
         let open = open.map_err(|why| BackendError::Rejected { device: card.id.clone(), problem: why.to_string() })?;
         Ok(Box::new(DeviceBackend::new(open, card.id.clone(), Arc::clone(&options.cancel))?))
     }

@@ -84,8 +84,25 @@ struct Entry {
     code: Code,
     stream_at: usize,
     packed_bytes: usize,
+    unpacked_bytes: usize,
     at: usize,
     bytes: usize,
+}
+
+impl Entry {
+    /// Everything that is packed together with it. Its checksum is part of the stream.
+    fn stream(&self, file: &[u8]) -> Result<Vec<u8>, ImageError> {
+        let packed = file.get(self.stream_at..).and_then(|rest| rest.get(..self.packed_bytes));
+        let packed = packed.ok_or(ImageError::Damaged("a stream lies outside"))?;
+        let mut stream = Vec::new();
+        lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut stream).map_err(|_| ImageError::Damaged("a stream"))?;
+        if stream.len() == self.unpacked_bytes { Ok(stream) } else { Err(ImageError::Damaged("a stream's length")) }
+    }
+
+    fn image<'a>(&self, stream: &'a [u8]) -> Result<&'a [u8], ImageError> {
+        let image = stream.get(self.at..).and_then(|rest| rest.get(..self.bytes));
+        image.ok_or(ImageError::Damaged("an image lies outside"))
+    }
 }
 
 /// The kernels that a card runs.
@@ -122,12 +139,7 @@ impl CardImages {
         };
         let missing = || ImageError::NoUnit { unit: unit.to_owned() };
         let entry = self.entries.iter().find(|e| e.unit == unit).ok_or_else(missing)?;
-        let packed = file.get(entry.stream_at..).and_then(|rest| rest.get(..entry.packed_bytes));
-        let packed = packed.ok_or(ImageError::Damaged("a stream lies outside"))?;
-        let mut stream = Vec::new();
-        lzma_rs::xz_decompress(&mut Cursor::new(packed), &mut stream).map_err(|_| ImageError::Damaged("a stream"))?;
-        let image = stream.get(entry.at..).and_then(|rest| rest.get(..entry.bytes));
-        let mut image = image.ok_or(ImageError::Damaged("an image lies outside"))?.to_vec();
+        let mut image = entry.image(&entry.stream(file)?)?.to_vec();
         // Drivers read PTX to its terminating zero.
         image.push(0);
         Ok(Cow::Owned(image))
@@ -177,12 +189,12 @@ fn read_table(file: &[u8]) -> Result<Vec<Entry>, ImageError> {
         let unit = table.name()?;
         let stream_at = table.number::<8>()? as usize;
         let packed_bytes = table.size()?;
-        let _unpacked_bytes = table.size()?;
+        let unpacked_bytes = table.size()?;
         for _ in 0..table.number::<2>()? {
             let target = table.name()?;
             let code = Code::of(&target).ok_or(ImageError::Damaged("a target"))?;
             let (at, bytes) = (table.size()?, table.size()?);
-            entries.push(Entry { unit: unit.clone(), code, stream_at, packed_bytes, at, bytes });
+            entries.push(Entry { unit: unit.clone(), code, stream_at, packed_bytes, unpacked_bytes, at, bytes });
         }
     }
     Ok(entries)
@@ -263,6 +275,59 @@ mod tests {
                 None => Ok(()),
             });
             assert!(loaded.is_err(), "{len} bytes");
+        }
+    }
+
+    /// Where an ELF file ends by its own word: behind its table of sections.
+    fn elf_bytes(image: &[u8]) -> usize {
+        let number = |at: usize, len: usize| image[at..at + len].iter().rev().fold(0, |n, byte| n << 8 | usize::from(*byte));
+        number(40, 8) + number(58, 2) * number(60, 2)
+    }
+
+    fn check_image(entry: &Entry, image: &[u8], kernel: &str) {
+        let Entry { unit, code, .. } = entry;
+        let names = |text: &str| image.windows(text.len()).any(|part| part == text.as_bytes());
+        assert!(names(kernel), "{unit} for {code:?} has no {kernel}");
+        match code {
+            Code::Ptx(target) => {
+                let text = std::str::from_utf8(image).unwrap();
+                assert!(text.contains(".version ") && text.contains(&format!(".target sm_{target}")), "{unit} for {code:?}");
+                assert!(text.trim_end_matches(['\0', '\n', ' ']).ends_with('}'), "{unit} for {code:?} is cut off");
+            }
+            Code::Cubin(_) | Code::Gfx(_) => {
+                let machine = if matches!(code, Code::Gfx(_)) { 224 } else { 190 };
+                assert!(image.starts_with(b"\x7fELF") && image[18] == machine, "{unit} for {code:?}");
+                assert!(elf_bytes(image) <= image.len(), "{unit} for {code:?} is cut off");
+            }
+        }
+    }
+
+    /// Reads everything with the reader that the program uses; checksums are checked as it unpacks.
+    #[test]
+    fn the_kernels_that_come_with_the_program_are_whole() {
+        let units: Vec<String> = crate::quant::FORMATS.iter().map(|f| f.name.to_lowercase()).collect();
+        let sm = [70, 75, 80, 86, 89, 90, 120].map(Code::Cubin);
+        let gfx = ["gfx906", "gfx1030", "gfx1100", "gfx1101", "gfx1151", "gfx1200", "gfx1201"].map(|name| Code::Gfx(name.into()));
+        for (images, promised) in [(crate::backend::cuda::IMAGES, sm), (crate::backend::hip::IMAGES, gfx)] {
+            let Images::Packed(file) = images else { panic!("they are packed") };
+            let entries = read_table(file).unwrap();
+            let built = |code: &Code| entries.iter().any(|e| e.unit == OPS && e.code == *code);
+            assert!(promised.iter().all(built), "{promised:?}");
+            let targets = entries.iter().filter(|e| e.unit == OPS).count();
+            let mut read = 0;
+            for unit in units.iter().map(String::as_str).chain([OPS]) {
+                let own: Vec<&Entry> = entries.iter().filter(|e| e.unit == unit).collect();
+                let Some(first) = own.first() else { panic!("no kernels for {unit}") };
+                assert_eq!(own.len(), targets, "{unit}");
+                let stream = first.stream(file).unwrap();
+                let kernel = if unit == OPS { "rms_norm".into() } else { format!("mat_vec_{unit}_b1") };
+                for entry in &own {
+                    assert_eq!(entry.stream_at, first.stream_at, "{unit} lies in two streams");
+                    check_image(entry, entry.image(&stream).unwrap(), &kernel);
+                    read += 1;
+                }
+            }
+            assert_eq!(read, entries.len(), "every image has been read");
         }
     }
 }

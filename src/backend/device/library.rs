@@ -1,22 +1,81 @@
 //! Opening a driver's library, and texts out of C.
 
+use std::error::Error;
 use std::ffi::c_char;
 use std::path::Path;
 
 use libloading::Library;
+use thiserror::Error;
 
-use super::Unavailable;
+use super::{Unavailable, Vendor};
+
+/// Why a library could not be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum LibraryError {
+    #[error("there is no {0}")]
+    Absent(String),
+    #[error("{library} cannot be opened: {reason}")]
+    Damaged { library: String, reason: String },
+}
 
 /// Opens a library for good: drivers leave threads and exit handlers behind, so they are never closed.
 ///
 /// # Errors
 /// It is not there, or cannot be loaded.
-pub fn leak_library(path: &Path) -> Result<&'static Library, Unavailable> {
+pub fn leak_library(path: &Path) -> Result<&'static Library, LibraryError> {
     // SAFETY: the library's initialisers run, which is what a driver is installed for.
     match unsafe { Library::new(path) } {
         Ok(library) => Ok(Box::leak(Box::new(library))),
-        Err(error) => Err(Unavailable::Damaged { library: path.display().to_string(), reason: error.to_string() }),
+        Err(error) => {
+            let library = path.display().to_string();
+            // The error itself says no more than that a call failed.
+            let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            Err(if is_absent(&library, &reason) {
+                LibraryError::Absent(library)
+            } else {
+                LibraryError::Damaged { library, reason }
+            })
+        }
     }
+}
+
+/// Whether the system says that there is no such file, and not that one is damaged or lacks another one.
+#[cfg(unix)]
+fn is_absent(library: &str, reason: &str) -> bool {
+    reason.contains("No such file") && reason.contains(&format!("{library}: "))
+}
+
+/// The system does not tell a missing file from one that lacks another; drivers lie in its own folder.
+#[cfg(windows)]
+fn is_absent(library: &str, _reason: &str) -> bool {
+    let system = std::env::var_os("SystemRoot").map(|root| Path::new(&root).join("System32").join(library));
+    !system.is_some_and(|file| file.is_file()) && !Path::new(library).is_file()
+}
+
+/// The driver behind the first of `names` that can be used. What is there and is no good is told if no other is any better.
+///
+/// # Errors
+/// None is installed, or the reason why the first that is cannot be used.
+pub fn open_first<D>(
+    vendor: Vendor,
+    names: &[impl AsRef<Path>],
+    open: impl Fn(&'static Library) -> Result<D, Unavailable>,
+) -> Result<D, Unavailable> {
+    let mut first = None;
+    for name in names {
+        let why = match leak_library(name.as_ref()) {
+            Ok(library) => match open(library) {
+                Ok(driver) => return Ok(driver),
+                // A driver that works has spoken: another version of it would say the same.
+                Err(why @ (Unavailable::NoCards { .. } | Unavailable::Driver { .. })) => return Err(why),
+                Err(why) => why,
+            },
+            Err(LibraryError::Absent(_)) => continue,
+            Err(damaged) => Unavailable::Library { vendor, error: damaged },
+        };
+        first.get_or_insert(why);
+    }
+    Err(first.unwrap_or(Unavailable::NoLibrary { vendor }))
 }
 
 /// The text before the first zero.
@@ -57,8 +116,28 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_named() {
-        let error = leak_library(Path::new("no-such-driver.so")).unwrap_err();
-        assert!(error.to_string().contains("no-such-driver.so"), "{error}");
+    fn a_library_that_is_not_there_is_told_from_one_that_is_damaged() {
+        let absent = leak_library(Path::new("no-such-driver.so")).unwrap_err();
+        assert_eq!(absent, LibraryError::Absent("no-such-driver.so".into()));
+        let folder = tempfile::tempdir().unwrap();
+        let damaged = folder.path().join("libdriver.so");
+        std::fs::write(&damaged, "not a library").unwrap();
+        let error = leak_library(&damaged).unwrap_err();
+        assert!(matches!(&error, LibraryError::Damaged { reason, .. } if !reason.is_empty()), "{error}");
+        assert!(error.to_string().contains("libdriver.so"), "{error}");
+    }
+
+    #[test]
+    fn what_is_installed_and_no_good_is_told_rather_than_that_nothing_is_installed() {
+        let vendor = Vendor::Amd;
+        let folder = tempfile::tempdir().unwrap();
+        let damaged = folder.path().join("libdriver.so.7");
+        std::fs::write(&damaged, "not a library").unwrap();
+        let open = |_: &'static Library| Ok::<(), Unavailable>(());
+        let nothing = open_first(vendor, &["no-such-driver.so.7", "no-such-driver.so.6"], open).unwrap_err();
+        assert_eq!(nothing, Unavailable::NoLibrary { vendor });
+        let told = open_first(vendor, &[Path::new("no-such-driver.so.8"), &damaged, Path::new("no-such-driver.so.6")], open);
+        let told = told.unwrap_err().to_string();
+        assert!(told.contains("AMD HIP runtime") && told.contains("libdriver.so.7") && !told.contains('\n'), "{told}");
     }
 }

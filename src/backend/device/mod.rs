@@ -5,8 +5,11 @@
 
 mod arenas;
 mod backend;
+mod budget;
+mod call;
 mod card;
 mod copies;
+mod display;
 mod driver;
 mod error;
 mod finder;
@@ -14,6 +17,7 @@ mod functions;
 mod images;
 mod library;
 mod owned;
+mod pins;
 mod prepared;
 mod rates;
 mod target;
@@ -26,6 +30,6 @@ pub use finder::{DeviceFinder, OpenDriver};
 pub(in crate::backend) use functions::function_table;
 pub use functions::{MissingFunction, find};
 pub use images::{ImageError, Images};
-pub use library::{leak_library, text, uuid_text};
+pub use library::{LibraryError, leak_library, open_first, text, uuid_text};
 pub use owned::{Context, DeviceMemory, DevicePiece, Event, Function, Graph, HostMemory, Module, Stream};
 pub use target::target;

@@ -172,6 +172,36 @@ impl Drop for HostMemory {
     }
 }
 
+/// Host memory of somebody else, pinned where it lies.
+#[derive(Debug)]
+pub struct HostPin {
+    context: Arc<Context>,
+    memory: *mut u8,
+}
+
+// SAFETY: the pointer is only a number here: nothing is read or written through it.
+unsafe impl Send for HostPin {}
+// SAFETY: as above.
+unsafe impl Sync for HostPin {}
+
+impl HostPin {
+    /// # Safety
+    /// The memory stays mapped until this is dropped.
+    pub unsafe fn new(context: &Arc<Context>, memory: *mut [u8]) -> Result<HostPin, DriverError> {
+        let at = memory.cast::<u8>();
+        // SAFETY: the context is current; the rest is the caller's.
+        unsafe { context.driver()?.pin(at, memory.len())? };
+        Ok(HostPin { context: Arc::clone(context), memory: at })
+    }
+}
+
+impl Drop for HostPin {
+    fn drop(&mut self) {
+        // SAFETY: it was pinned once, by `new`.
+        self.context.give_back(|driver| unsafe { driver.unpin(self.memory) });
+    }
+}
+
 /// A mark in a stream.
 #[derive(Debug)]
 pub struct Event {

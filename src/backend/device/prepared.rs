@@ -1,29 +1,17 @@
 //! A program on a card: its kernel calls with their operands in place, and graphs of the windows that decoding is made of.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-
 use super::arenas::{Arenas, Scratch, ScratchLayout, region};
+use super::call::{self, Operands};
 use super::card::{NoKernel, OpenCard, entry_of};
-use super::{DevicePiece, DriverError, Event, Function, Graph, LaunchShape, Stream};
+use super::{DevicePiece, DriverError, Event, Function, Graph, Stream};
 use crate::backend::gpu::{Counts, Launch, Lowered, Operand, RunBlock, Variant};
 use crate::program::{Program, RunParams, Stage};
 
-/// Threads of a block, of every kernel.
-const BLOCK_THREADS: u32 = 128;
-
 /// Windows of up to so many rows are captured as graphs.
 const GRAPH_ROWS: u32 = 8;
-
-/// First parameter of every kernel: where the windows of its operands begin, in the order of [`Operand::ALL`].
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Operands {
-    at: [u64; Operand::ALL.len()],
-}
 
 #[derive(Debug)]
 struct Call {
@@ -33,25 +21,58 @@ struct Call {
     variants: Vec<(Variant, Function)>,
 }
 
-#[derive(Debug)]
-struct Captured {
-    segment: usize,
-    counts: Counts,
-    graph: Graph,
+/// The windows that decoding is made of, each as a graph for each segment.
+#[derive(Debug, Default)]
+struct Graphs {
+    /// Windows of one sequence with 1 to so many rows, and of as many sequences as rows with 2 to so many.
+    most_rows: usize,
+    most_sequences: usize,
+    /// Segment after segment, the windows of a segment in the order of [`Graphs::window`].
+    graphs: Vec<Graph>,
+}
+
+impl Graphs {
+    fn windows(&self) -> usize {
+        self.most_rows + self.most_sequences.saturating_sub(1)
+    }
+
+    /// The counts of the nth window.
+    fn counts(&self, nth: usize) -> Counts {
+        match nth.checked_sub(self.most_rows) {
+            None => Counts { rows: nth as u32 + 1, outputs: nth as u32 + 1, spans: 1 },
+            Some(nth) => Counts { rows: nth as u32 + 2, outputs: nth as u32 + 2, spans: nth as u32 + 2 },
+        }
+    }
+
+    /// Which window has these counts.
+    fn window(&self, counts: &Counts) -> Option<usize> {
+        let Counts { rows, outputs, spans } = *counts;
+        let rows_before = (rows as usize).checked_sub(1)?;
+        match spans {
+            _ if outputs != rows => None,
+            1 if rows_before < self.most_rows => Some(rows_before),
+            _ if spans == rows && rows_before > 0 && rows_before < self.most_sequences => Some(self.most_rows + rows_before - 1),
+            _ => None,
+        }
+    }
+
+    fn find(&self, segment: usize, counts: &Counts) -> Option<&Graph> {
+        self.graphs.get(segment * self.windows() + self.window(counts)?)
+    }
 }
 
 #[derive(Debug)]
 pub struct Prepared {
     stage: Arc<Stage>,
     index: usize,
-    lowered: Lowered,
+    programs: Arc<[Lowered]>,
     block: RunBlock,
     /// Of the run at hand.
     counts: Counts,
     /// Steps of each segment.
     segments: Vec<Range<usize>>,
     // Graphs are dropped before the scratch that they use.
-    graphs: Vec<Captured>,
+    graphs: Graphs,
     calls: Vec<Call>,
     scratch: Arc<Scratch>,
     layout: ScratchLayout,
@@ -65,11 +86,12 @@ impl Prepared {
     pub fn new(
         stage: &Arc<Stage>,
         index: usize,
-        lowered: Lowered,
+        programs: Arc<[Lowered]>,
         card: &OpenCard,
         arenas: &Arenas,
         (scratch, layout): (Arc<Scratch>, ScratchLayout),
     ) -> Result<Prepared, (String, NoKernel)> {
+        let lowered = &programs[index];
         let mut calls = Vec::with_capacity(lowered.launches.len());
         for launch in &lowered.launches {
             let at = Operand::ALL.map(|operand| match operand {
@@ -87,7 +109,11 @@ impl Prepared {
         let counts = Counts { rows: 0, outputs: 0, spans: 0 };
         let segments = stage.programs[index].segments();
         let stage = Arc::clone(stage);
-        Ok(Prepared { stage, index, lowered, block, counts, segments, graphs: vec![], calls, scratch, layout })
+        Ok(Prepared { stage, index, programs, block, counts, segments, graphs: Graphs::default(), calls, scratch, layout })
+    }
+
+    fn lowered(&self) -> &Lowered {
+        &self.programs[self.index]
     }
 
     pub fn program(&self) -> &Program {
@@ -107,22 +133,27 @@ impl Prepared {
 
     /// Checks a run's parameters and writes its block.
     pub fn begin(&mut self, params: &RunParams<'_>) -> Result<(), String> {
-        self.counts = self.block.fill(&self.lowered.run, &self.lowered.limits, &self.stage, params)?;
+        let lowered = &self.programs[self.index];
+        self.counts = self.block.fill(&lowered.run, &lowered.limits, &self.stage, params)?;
         Ok(())
     }
 
-    /// Captures the windows that decoding is made of: up to [`GRAPH_ROWS`] rows of one sequence, all of them wanted.
+    /// Captures the windows that decoding is made of: up to [`GRAPH_ROWS`] rows of one sequence, and one row each of several. All
+    /// of their rows are wanted. Other windows are launched call by call.
     pub fn capture(&mut self, stream: &Stream) -> Result<(), DriverError> {
         let shape = self.program().shape;
         if shape.max_rows > GRAPH_ROWS {
             return Ok(());
         }
-        for rows in 1..=shape.max_rows.min(shape.max_outputs) {
-            let counts = Counts { rows, outputs: rows, spans: 1 };
-            for segment in 0..self.segments.len() {
-                let steps = self.segments[segment].clone();
+        let slots = self.stage.states.iter().map(|s| s.slots).max().unwrap_or(1);
+        let most_rows = shape.max_rows.min(shape.max_outputs);
+        self.graphs.most_rows = most_rows as usize;
+        self.graphs.most_sequences = most_rows.min(slots) as usize;
+        for segment in 0..self.segments.len() {
+            for nth in 0..self.graphs.windows() {
+                let (steps, counts) = (self.segments[segment].clone(), self.graphs.counts(nth));
                 let graph = stream.capture(|| self.launch(steps, stream, &counts))?;
-                self.graphs.push(Captured { segment, counts, graph });
+                self.graphs.graphs.push(graph);
             }
         }
         Ok(())
@@ -130,9 +161,9 @@ impl Prepared {
 
     /// Puts a segment on the stream, with `finished` behind it.
     pub fn start(&self, segment: usize, stream: &Stream, finished: &Event) -> Result<(), DriverError> {
-        match self.graphs.iter().find(|captured| captured.segment == segment && captured.counts == self.counts) {
+        match self.graphs.find(segment, &self.counts) {
             // SAFETY: arenas and modules live as long as the programs that use them.
-            Some(captured) => unsafe { stream.launch_graph(&captured.graph)? },
+            Some(graph) => unsafe { stream.launch_graph(graph)? },
             None => self.launch(self.segments[segment].clone(), stream, &self.counts)?,
         }
         stream.record(finished)
@@ -145,7 +176,7 @@ impl Prepared {
     }
 
     fn launch(&self, steps: Range<usize>, stream: &Stream, counts: &Counts) -> Result<(), DriverError> {
-        let calls = self.lowered.steps[steps].iter().flat_map(|calls| &self.calls[calls.clone()]);
+        let calls = self.lowered().steps[steps].iter().flat_map(|calls| &self.calls[calls.clone()]);
         calls.into_iter().try_for_each(|call| call.launch(stream, counts))
     }
 }
@@ -155,11 +186,26 @@ impl Call {
         let Some(wanted) = self.launch.variant(counts) else { return Ok(()) };
         let Some((_, function)) = self.variants.iter().find(|(variant, _)| *variant == wanted) else { return Ok(()) };
         let grid = self.launch.grid.map(|extent| extent.get(counts));
-        let shape = LaunchShape { grid, block: [BLOCK_THREADS, 1, 1] };
-        let args = self.launch.args.words();
-        let mut arguments = [(&raw const self.operands).cast_mut().cast::<c_void>(), args.as_ptr().cast_mut().cast()];
-        // SAFETY: every kernel takes operands and its argument struct by value, which the driver copies now and does not change;
-        // lowering keeps all offsets inside the windows of a checked program.
-        unsafe { stream.launch(function, shape, &mut arguments) }
+        // SAFETY: lowering keeps all offsets inside the windows of a checked program, and these are alive.
+        unsafe { call::start(stream, function, grid, &self.operands, &self.launch.args) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_window_that_is_captured_is_found_by_its_counts_and_no_other_one_is() {
+        for (most_rows, most_sequences) in [(1, 1), (4, 1), (8, 3), (8, 8)] {
+            let graphs = Graphs { most_rows, most_sequences, graphs: vec![] };
+            for nth in 0..graphs.windows() {
+                assert_eq!(graphs.window(&graphs.counts(nth)), Some(nth), "{most_rows} {most_sequences} {nth}");
+            }
+            let of = |rows, outputs, spans| graphs.window(&Counts { rows, outputs, spans });
+            let rows = most_rows as u32 + 1;
+            assert_eq!((of(0, 0, 0), of(rows, rows, 1), of(rows, rows, rows)), (None, None, None));
+            assert_eq!((of(3, 1, 1), of(3, 3, 2)), (None, None), "not all rows are wanted, or two sequences of three rows");
+        }
     }
 }

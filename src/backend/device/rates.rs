@@ -1,9 +1,10 @@
 //! How fast a card's memory and its way to the host are.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::card::OpenCard;
-use super::{DeviceMemory, DriverError, HostMemory, Stream};
+use super::budget::memory_of;
+use super::{Context, DeviceMemory, DriverError, HostMemory, Stream};
 use crate::backend::discovery::CardRates;
 
 /// Bytes of one copy within the card: far more than its caches hold.
@@ -14,12 +15,12 @@ const BUS_BYTES: usize = 32 << 20;
 const COPIES: usize = 9;
 
 /// Measures a card with what is free on it; what there is no room for stays unknown.
-pub fn measure(card: &OpenCard) -> Result<CardRates, DriverError> {
-    let stream = Stream::new(card.context())?;
-    let free_bytes = card.context().memory_info()?.free_bytes;
+pub fn measure(context: &Arc<Context>) -> Result<CardRates, DriverError> {
+    let stream = Stream::new(context)?;
+    let free_bytes = memory_of(context)?.free_bytes;
     let mut rates = CardRates::default();
     if free_bytes > 4 * WITHIN_BYTES {
-        let (a, b) = (DeviceMemory::new(card.context(), WITHIN_BYTES)?, DeviceMemory::new(card.context(), WITHIN_BYTES)?);
+        let (a, b) = (DeviceMemory::new(context, WITHIN_BYTES)?, DeviceMemory::new(context, WITHIN_BYTES)?);
         if let (Some(a), Some(b)) = (a.piece(0, WITHIN_BYTES), b.piece(0, WITHIN_BYTES)) {
             // SAFETY: both live until `timed` has waited for the stream.
             let times = timed(&stream, || unsafe { stream.copy_within(b, a) })?;
@@ -27,9 +28,9 @@ pub fn measure(card: &OpenCard) -> Result<CardRates, DriverError> {
             rates.memory_gbs = Some(2.0 * WITHIN_BYTES as f64 / times[0] / 1e9);
         }
     }
-    let (host, unpinned) = HostMemory::new(card.context(), BUS_BYTES);
+    let (host, unpinned) = HostMemory::new(context, BUS_BYTES);
     if free_bytes > 4 * BUS_BYTES as u64 && unpinned.is_none() {
-        let memory = DeviceMemory::new(card.context(), BUS_BYTES as u64)?;
+        let memory = DeviceMemory::new(context, BUS_BYTES as u64)?;
         if let Some(to) = memory.piece(0, BUS_BYTES as u64) {
             // SAFETY: both live, untouched, until `timed` has waited for the stream.
             let times = timed(&stream, || unsafe { stream.copy_in(to, host.bytes()) })?;

@@ -12,10 +12,10 @@ use hip_sys::hiprt::{
 use libloading::Library;
 
 use super::functions::HipFunctions;
-use super::properties::Properties;
+use super::properties::{Described, Properties};
 use crate::backend::device::{
     Architecture, CardFacts, Cause, DeviceAddress, DeviceMemoryInfo, Driver, DriverError, Handle, LaunchShape, MemoryModel,
-    MissingFunction, Unavailable, Vendor, leak_library, text, uuid_text,
+    MissingFunction, Unavailable, Vendor, leak_library, open_first, text, uuid_text,
 };
 
 /// Newest first: the interface is the same in all of them.
@@ -42,9 +42,7 @@ impl HipDriver {
     /// # Errors
     /// There is none, or it cannot be used; each reason is one sentence.
     pub fn open() -> Result<Arc<HipDriver>, Unavailable> {
-        let absent = Unavailable::NoLibrary { vendor: Vendor::Amd };
-        let library = NAMES.iter().find_map(|name| leak_library(Path::new(name)).ok());
-        HipDriver::with_library(library.ok_or(absent)?)
+        open_first(Vendor::Amd, NAMES, HipDriver::with_library)
     }
 
     /// A runtime library at a place of its own.
@@ -52,7 +50,8 @@ impl HipDriver {
     /// # Errors
     /// As [`HipDriver::open`].
     pub fn open_at(library: &Path) -> Result<Arc<HipDriver>, Unavailable> {
-        HipDriver::with_library(leak_library(library)?)
+        let vendor = Vendor::Amd;
+        HipDriver::with_library(leak_library(library).map_err(|error| Unavailable::Library { vendor, error })?)
     }
 
     fn with_library(library: &'static Library) -> Result<Arc<HipDriver>, Unavailable> {
@@ -124,13 +123,15 @@ impl Driver for HipDriver {
             let pci_known = f.hipDeviceGetPCIBusId(pci.as_mut_ptr(), pci.len() as c_int - 1, ordinal as c_int).is_ok();
             (pci_known, f.hipDeviceGetUuid(&mut uuid, device).is_ok())
         };
+        let Described { architecture, luid } = self.properties.of_card(ordinal)?;
         Ok(CardFacts {
             vendor: Vendor::Amd,
             ordinal,
             name: text(&name),
             uuid: uuid_known.then(|| uuid_text(uuid.bytes.map(|b| b as u8))).flatten(),
             pci: pci_known.then(|| text(&pci).to_lowercase()),
-            architecture: Architecture::Gfx(self.properties.architecture(ordinal)?),
+            luid,
+            architecture: Architecture::Gfx(architecture),
             multiprocessors: attribute(A::hipDeviceAttributeMultiprocessorCount)?,
             warp_threads: attribute(A::hipDeviceAttributeWarpSize)?,
             total_bytes: total_bytes as u64,
@@ -180,6 +181,14 @@ impl Driver for HipDriver {
 
     unsafe fn free_pinned(&self, memory: *mut u8) -> Result<(), DriverError> {
         unsafe { self.functions.hipHostFree(memory.cast()) }
+    }
+
+    unsafe fn pin(&self, memory: *mut u8, bytes: usize) -> Result<(), DriverError> {
+        unsafe { self.functions.hipHostRegister(memory.cast(), bytes, HOST_PORTABLE) }
+    }
+
+    unsafe fn unpin(&self, memory: *mut u8) -> Result<(), DriverError> {
+        unsafe { self.functions.hipHostUnregister(memory.cast()) }
     }
 
     unsafe fn copy_in(&self, to: DeviceAddress, from: *const u8, bytes: usize, on: Handle) -> Result<(), DriverError> {
@@ -244,6 +253,7 @@ impl Driver for HipDriver {
         unsafe { self.functions.hipModuleUnload(module.0 as hipModule_t) }
     }
 
+    /// HIP has loaded the code with its module.
     unsafe fn function(&self, module: Handle, name: &str) -> Result<Handle, DriverError> {
         let name = CString::new(name).map_err(|_| DriverError::new("hipModuleGetFunction", 500))?;
         let mut function: hipFunction_t = ptr::null_mut();

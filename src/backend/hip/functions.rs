@@ -27,6 +27,8 @@ function_table! {
     fn hipFree(address: *mut c_void);
     fn hipHostMalloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint);
     fn hipHostFree(memory: *mut c_void);
+    fn hipHostRegister(memory: *mut c_void, bytes: usize, flags: c_uint);
+    fn hipHostUnregister(memory: *mut c_void);
     fn hipMemcpyHtoDAsync(to: hipDeviceptr_t, from: *mut c_void, bytes: usize, stream: hipStream_t);
     fn hipMemcpyDtoHAsync(to: *mut c_void, from: hipDeviceptr_t, bytes: usize, stream: hipStream_t);
     fn hipMemcpyDtoDAsync(to: hipDeviceptr_t, from: hipDeviceptr_t, bytes: usize, stream: hipStream_t);

@@ -24,7 +24,7 @@ use thiserror::Error;
 pub use status::{Activity, DeviceUse, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
 
 use super::{Engine, Finish, GenerationStats};
-use crate::plan::Plan;
+use crate::plan::{CardCheck, Plan};
 use crate::sample::{LogitMask, SampleError, SamplingParams, TokenLogprob};
 use crate::tokenizer::{Part, ShowSpecial, Tokenizer};
 use crate::units::TokenId;
@@ -160,6 +160,8 @@ pub type OpenEngine = Box<dyn FnMut() -> Result<Opened, String> + Send>;
 pub struct Opened {
     pub engine: Engine,
     pub plan: Option<Arc<Plan>>,
+    /// What is gone of each card, against the plan.
+    pub cards: Vec<CardCheck>,
 }
 
 /// Called before every step with the request's id; for tests that make the engine fail.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::{GenerationStats, MemoryUse};
-use crate::plan::Plan;
+use crate::plan::{CardCheck, Plan};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
@@ -114,6 +114,8 @@ pub struct EngineInfo {
     pub memory: MemoryUse,
     /// What the engine was opened by, where it was planned.
     pub plan: Option<Arc<Plan>>,
+    /// What is gone of each card, against the plan.
+    pub cards: Vec<CardCheck>,
 }
 
 /// A device and the bytes in use on it, as it counts them itself.

@@ -121,7 +121,7 @@ enum GoesOn {
 
 impl<'t> Worker<'t> {
     fn new(tokenizer: &'t Tokenizer, opened: Opened, shared: &'t Shared) -> Result<Worker<'t>, String> {
-        let Opened { mut engine, plan } = opened;
+        let Opened { mut engine, plan, cards } = opened;
         let count = engine.options().slots as usize;
         let start = |_| Ok(Slot { sequence: engine.start()?, last_used: Instant::now(), job: None });
         let slots = (0..count).map(start).collect::<Result<Vec<_>, EngineError>>().map_err(|e| e.to_string())?;
@@ -134,6 +134,7 @@ impl<'t> Worker<'t> {
             devices: engine.pipeline().stages.iter().map(|stage| device_use(stage.backend.as_ref())).collect(),
             memory: engine.memory(),
             plan,
+            cards,
         });
         status.slots = vec![SlotStatus::idle(); count];
         (status.parked, status.parked_bytes) = (0, 0);
