@@ -67,6 +67,16 @@ DEVICE float max_block(float value) {
     return most;
 }
 
+/// One of two types.
+template <bool FIRST, class A, class B>
+struct Pick {
+    using Type = A;
+};
+template <class A, class B>
+struct Pick<false, A, B> {
+    using Type = B;
+};
+
 /// Four bytes at an address that is a multiple of `ALIGN`.
 template <u32 ALIGN>
 DEVICE u32 load_word(const u8* at) {
@@ -80,12 +90,24 @@ DEVICE u32 load_word(const u8* at) {
     }
 }
 
+struct alignas(16) Quad {
+    float v[4];
+};
 struct alignas(8) Words2 {
     u32 x, y;
 };
 struct alignas(16) Words4 {
     u32 x, y, z, w;
 };
+
+/// Eight bytes at an even address, out of the aligned words that they lie in: three loads instead of four, for more arithmetic.
+DEVICE Words2 load_words_at_halves(const u8* at) {
+    if constexpr (LOADS_UNALIGNED) return {load_word<2>(at), load_word<2>(at + 4)};
+    const u32 before = reinterpret_cast<u64>(at) & 2, shift = 8 * before;
+    const u32* words = reinterpret_cast<const u32*>(at - before);
+    const u32 middle = words[1], last = before ? words[2] : 0;
+    return {static_cast<u32>((words[0] | static_cast<u64>(middle) << 32) >> shift), static_cast<u32>((middle | static_cast<u64>(last) << 32) >> shift)};
+}
 
 /// Eight bytes at an address that is a multiple of `ALIGN`.
 template <u32 ALIGN>

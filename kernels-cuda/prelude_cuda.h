@@ -7,11 +7,13 @@
 #define NO_UNROLL _Pragma("unroll 1")
 #define KERNEL(name, ARGS) extern "C" __global__ void __launch_bounds__(THREADS) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) __shared__ T name[count]
-#if __CUDA_ARCH__ >= 750
-#define HAS_MMA 1
-#else
-#define HAS_MMA 0
-#endif
+#define HAS_MMA (__CUDA_ARCH__ >= 750)
+#define HAS_MMA_BF16 (__CUDA_ARCH__ >= 800)
+#define HAS_WMMA_GFX11 0
+#define HAS_WMMA_GFX12 0
+#define HAS_COPY_ASYNC (__CUDA_ARCH__ >= 800)
+/// Whether the compiler makes one load of neighbouring halves of a word.
+constexpr bool LOADS_UNALIGNED = false;
 
 DEVICE u32 thread_index() { return threadIdx.x; }
 DEVICE u32 block_x() { return blockIdx.x; }
@@ -32,6 +34,14 @@ template <class T>
 DEVICE T* global_pointer(u64 address) {
     return reinterpret_cast<T*>(__cvta_global_to_generic(address));
 }
+
+#if HAS_COPY_ASYNC
+DEVICE void copy_async(void* shared, const void* global) {
+    const u32 to = static_cast<u32>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
+}
+DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+#endif
 
 DEVICE float bits_to_float(u32 bits) { return __uint_as_float(bits); }
 DEVICE u32 float_to_bits(float value) { return __float_as_uint(value); }
@@ -91,6 +101,37 @@ DEVICE void mma_bytes(int c[4], const u32 a[2], u32 b) {
 #else
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+r"(c[0]), "+r"(c[1]) : "r"(a[0]), "r"(b));
     asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0,%1}, {%2}, {%3}, {%0,%1};" : "+r"(c[2]), "+r"(c[3]) : "r"(a[1]), "r"(b));
+#endif
+}
+DEVICE void mma_f16(float* c, const u32 a[4], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+#if HAS_MMA_BF16
+DEVICE void mma_bf16(float* c, const u32 a[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+#endif
+DEVICE void mma_bytes_32(int c[4], const u32 a0[2], const u32 a1[2], u32 b0, u32 b1) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a0[0]), "r"(a0[1]), "r"(a1[0]), "r"(a1[1]), "r"(b0), "r"(b1));
+#else
+    mma_bytes(c, a0, b0);
+    mma_bytes(c, a1, b1);
 #endif
 }
 #endif

@@ -22,6 +22,11 @@ struct simt::Pointers<Operands> {
     static const char name##_key = 0; \
     T* const name = static_cast<T*>(simt::shared_array(&name##_key, sizeof(T) * (count)))
 #define HAS_MMA 1
+#define HAS_MMA_BF16 1
+#define HAS_WMMA_GFX11 1
+#define HAS_WMMA_GFX12 1
+#define HAS_COPY_ASYNC 1
+constexpr bool LOADS_UNALIGNED = false;
 
 inline u32 thread_index() { return simt::current->thread.x; }
 inline u32 block_x() { return simt::current->block.x; }
@@ -66,6 +71,10 @@ inline T* global_pointer(u64 address) {
     return reinterpret_cast<T*>(address);
 }
 
+/// Starts a copy of eight bytes from global to shared memory; it is there for its thread after `wait_copies`.
+inline void copy_async(void* shared, const void* global) { simt::copy_later(shared, global, 8); }
+inline void wait_copies() { simt::make_copies(); }
+
 inline float bits_to_float(u32 bits) { return __builtin_bit_cast(float, bits); }
 inline u32 float_to_bits(float value) { return __builtin_bit_cast(u32, value); }
 inline float half_to_float(u32 bits) { return static_cast<float>(__builtin_bit_cast(_Float16, static_cast<u16>(bits))); }
@@ -102,19 +111,84 @@ inline u32 pick_bytes(u32 low, u32 high, u32 selector) {
     return picked;
 }
 
+/// Words that the lanes of a group give to a product of matrices.
+template <u32 COUNT>
+struct LaneWords {
+    const simt::Exchange* all;
+    explicit LaneWords(const u32 (&mine)[COUNT]) : all(group_exchange(mine, sizeof mine)) {}
+    u32 get(u32 lane, u32 word) const {
+        u32 value;
+        std::memcpy(&value, all[lane] + 4 * word, 4);
+        return value;
+    }
+};
+
 /// c += a * b: a is 16 x 16 signed bytes (row l/4 in a[0], row l/4 + 8 in a[1], columns 4 (l%4) and up), b is 16 x 8
 /// (column l/4, rows 4 (l%4) and up), c is 16 x 8 (rows as a, columns 2 (l%4) and one more).
 inline void mma_bytes(int c[4], const u32 a[2], u32 b) {
     const u32 mine[3] = {a[0], a[1], b};
-    const simt::Exchange* all = group_exchange(mine, sizeof mine);
+    const LaneWords<3> words(mine);
     const u32 lane = simt::current->lane & 31;
-    auto word = [&](u32 from, int i) {
-        u32 value;
-        std::memcpy(&value, all[from] + 4 * i, 4);
-        return value;
-    };
-    for (int i = 0; i < 4; i++) {
+    for (u32 i = 0; i < 4; i++) {
         const u32 row = lane / 4, column = 2 * (lane % 4) + (i & 1);
-        for (u32 k = 0; k < 4; k++) c[i] = dot_bytes(word(4 * row + k, i / 2), word(4 * column + k, 2), c[i]);
+        for (u32 k = 0; k < 4; k++) c[i] = dot_bytes(words.get(4 * row + k, i / 2), words.get(4 * column + k, 2), c[i]);
+    }
+}
+
+/// c += a * b: a is 16 x 16 halves (row l/4 in a[0] and a[2], row l/4 + 8 in a[1] and a[3], columns 2 (l%4) and one more, 8 further in a[2] and
+/// a[3]), b is 16 x 8 (column l/4, rows 2 (l%4) and one more, 8 further in b1), c is as that of bytes. Exact but for one rounding;
+/// cards may round every addition.
+template <class TO_FLOAT>
+inline void mma_halves(float* c, const u32 a[4], u32 b0, u32 b1, TO_FLOAT to_float) {
+    const u32 mine[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    const LaneWords<6> words(mine);
+    const u32 lane = simt::current->lane & 31;
+    for (u32 i = 0; i < 4; i++) {
+        const u32 row = lane / 4, column = 2 * (lane % 4) + (i & 1);
+        double sum = c[i];
+        for (u32 k = 0; k < 16; k++) {
+            const u32 x = words.get(4 * row + k % 8 / 2, i / 2 + k / 8 * 2) >> (16 * (k % 2)) & 0xffff;
+            const u32 y = words.get(4 * column + k % 8 / 2, 4 + k / 8) >> (16 * (k % 2)) & 0xffff;
+            sum += static_cast<double>(to_float(x)) * to_float(y);
+        }
+        c[i] = static_cast<float>(sum);
+    }
+}
+inline void mma_f16(float* c, const u32 a[4], u32 b0, u32 b1) { mma_halves(c, a, b0, b1, half_to_float); }
+inline void mma_bf16(float* c, const u32 a[4], u32 b0, u32 b1) {
+    mma_halves(c, a, b0, b1, [](u32 bits) { return bits_to_float(bits << 16); });
+}
+
+/// c += a * b of 32 columns: two of the products above side by side.
+inline void mma_bytes_32(int c[4], const u32 a0[2], const u32 a1[2], u32 b0, u32 b1) {
+    mma_bytes(c, a0, b0);
+    mma_bytes(c, a1, b1);
+}
+
+/// c += a * b: a is 16 x 16 signed bytes, a row in each lane (row l%16, the same in lanes l and l + 16), b is 16 x 16 (a column in
+/// each lane in the same way), c is 16 x 16 (element i in row 2 i + l/16, column l%16).
+inline void wmma_bytes_gfx11(int c[8], const u32 a[4], const u32 b[4]) {
+    const u32 mine[8] = {a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]};
+    const LaneWords<8> words(mine);
+    const u32 lane = simt::current->lane & 31;
+    for (u32 i = 0; i < 8; i++) {
+        const u32 row = 2 * i + lane / 16, column = lane % 16;
+        for (u32 k = 0; k < 4; k++) {
+            const u32 x = words.get(row, k), y = words.get(column, 4 + k);
+            const bool twice = words.get(row + 16, k) == x && words.get(column + 16, 4 + k) == y;
+            c[i] = twice ? dot_bytes(x, y, c[i]) : -0x7fffffff - 1;
+        }
+    }
+}
+
+/// c += a * b: a is 16 x 16 signed bytes (row l%16, columns 8 (l/16) and up), b is 16 x 16 (column l%16, rows 8 (l/16) and up), c is
+/// 16 x 16 (element i in row i + 8 (l/16), column l%16).
+inline void wmma_bytes_gfx12(int c[8], const u32 a[2], const u32 b[2]) {
+    const u32 mine[4] = {a[0], a[1], b[0], b[1]};
+    const LaneWords<4> words(mine);
+    const u32 lane = simt::current->lane & 31;
+    for (u32 i = 0; i < 8; i++) {
+        const u32 row = i + 8 * (lane / 16), column = lane % 16;
+        for (u32 k = 0; k < 4; k++) c[i] = dot_bytes(words.get(row + 16 * (k / 2), k % 2), words.get(column + 16 * (k / 2), 2 + k % 2), c[i]);
     }
 }

@@ -13,6 +13,19 @@
     extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) name(const Operands at, const ARGS a)
 #define SHARED(T, name, count) static __shared__ T name[count]
 #define HAS_MMA 0
+#define HAS_MMA_BF16 0
+#if defined(__GFX11__)
+#define HAS_WMMA_GFX11 1
+#else
+#define HAS_WMMA_GFX11 0
+#endif
+#if defined(__GFX12__)
+#define HAS_WMMA_GFX12 1
+#else
+#define HAS_WMMA_GFX12 0
+#endif
+#define HAS_COPY_ASYNC 0
+constexpr bool LOADS_UNALIGNED = true;
 
 DEVICE u32 thread_index() { return __builtin_amdgcn_workitem_id_x(); }
 DEVICE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
@@ -85,3 +98,27 @@ DEVICE int dot_bytes(u32 a, u32 b, int c) {
 #endif
 }
 DEVICE u32 pick_bytes(u32 low, u32 high, u32 selector) { return __builtin_amdgcn_perm(high, low, selector); }
+
+// The instructions of matrix products take the operands of a wave of 32 lanes: cards that have them run kernels in such waves.
+#if HAS_WMMA_GFX11 || HAS_WMMA_GFX12
+typedef int Ints2 __attribute__((ext_vector_type(2)));
+typedef int Ints4 __attribute__((ext_vector_type(4)));
+typedef int Ints8 __attribute__((ext_vector_type(8)));
+DEVICE Ints2 ints2(const u32* w) { return {static_cast<int>(w[0]), static_cast<int>(w[1])}; }
+DEVICE Ints4 ints4(const u32* w) { return {static_cast<int>(w[0]), static_cast<int>(w[1]), static_cast<int>(w[2]), static_cast<int>(w[3])}; }
+DEVICE Ints8 ints8(const int* c) { return {c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7]}; }
+#endif
+#if HAS_WMMA_GFX11
+DEVICE void wmma_bytes_gfx11(int c[8], const u32 a[4], const u32 b[4]) {
+    const Ints8 sums = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32(true, ints4(a), true, ints4(b), ints8(c), false);
+    UNROLL
+    for (u32 i = 0; i < 8; i++) c[i] = sums[i];
+}
+#endif
+#if HAS_WMMA_GFX12
+DEVICE void wmma_bytes_gfx12(int c[8], const u32 a[2], const u32 b[2]) {
+    const Ints8 sums = __builtin_amdgcn_wmma_i32_16x16x16_iu8_w32_gfx12(true, ints2(a), true, ints2(b), ints8(c), false);
+    UNROLL
+    for (u32 i = 0; i < 8; i++) c[i] = sums[i];
+}
+#endif

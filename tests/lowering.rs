@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use strata::backend::ArenaSizes;
+use strata::backend::gpu::kernels::MAX_VECTOR_ROWS;
 use strata::backend::gpu::{
     Activations, Counts, KERNELS, Launch, Lowered, NONE, Operand, Region, Room, Target, Tiles, lower, supports,
 };
@@ -14,8 +15,15 @@ use strata::gguf::ModelFiles;
 use strata::model::{Model, StageOptions, Tensors};
 use strata::program::{ArenaKind, KvFormat, Op, Program, Stage, StateKind};
 
-const TILES: Tiles = Tiles { vector_outs: 8, matrix_outs: 64, matrix_rows: 32, attention_splits: 16, delta_channels: 16 };
-const ROOM: Room = Room { head_dim: 512, delta_keys: 256, index_keys: 1024, experts: 4096 };
+const TILES: Tiles = Tiles {
+    vector_outs: 8,
+    matrix_outs: 64,
+    matrix_rows: 32,
+    attention_splits: 16,
+    delta_channels: 16,
+    delta_chunk_channels: 32,
+};
+const ROOM: Room = Room { head_dim: 512, delta_keys: 256, delta_chunk_keys: 0, index_keys: 1024, experts: 4096 };
 
 fn target(max_binding_bytes: u64, activations: Activations) -> Target {
     Target {
@@ -25,6 +33,7 @@ fn target(max_binding_bytes: u64, activations: Activations) -> Target {
         max_groups_x: 65535,
         max_groups_yz: 65535,
         activations,
+        caches: &[KvFormat::F32, KvFormat::F16],
         tiles: TILES,
         room: ROOM,
     }
@@ -144,6 +153,32 @@ fn arguments_leave_unused_operands_marked() {
     }
 }
 
+#[test]
+fn prompts_use_the_delta_rule_in_chunks_where_a_device_has_room_for_it() {
+    let stage = stage_of(RANDOM);
+    let uses = |index: usize, delta_chunk_keys: u32, name: &str| {
+        let target = Target { room: Room { delta_chunk_keys, ..ROOM }, ..target(u64::MAX, Activations::TwoBytes) };
+        let lowered = lower(&stage, index, ArenaSizes::of(&stage), &target).expect("the program lowers");
+        lowered.launches.iter().any(|launch| launch.kernel.info().name == name)
+    };
+    let few = |index: usize| stage.programs[index].shape.max_rows <= MAX_VECTOR_ROWS;
+    assert!((0..stage.programs.len()).any(few) && !(0..stage.programs.len()).all(few));
+    for index in 0..stage.programs.len() {
+        for (keys, chunks) in [(128, !few(index)), (4, false), (0, false)] {
+            assert_eq!(uses(index, keys, "delta_chunks"), chunks, "program {index}, room for {keys} keys");
+            assert_eq!(uses(index, keys, "delta_rule"), !chunks, "program {index}, room for {keys} keys");
+        }
+    }
+}
+
+#[test]
+fn a_cache_that_a_device_cannot_read_is_refused_by_its_name() {
+    let stage = stage_of(TRAINED[0]);
+    let target = Target { caches: &[KvFormat::F32, KvFormat::Q8_0], ..target(u64::MAX, Activations::Float) };
+    let (step, reason) = lower(&stage, 0, ArenaSizes::of(&stage), &target).expect_err("the stage caches halves");
+    assert!(!step.is_empty() && reason.contains("cached as f16"), "{step}: {reason}");
+}
+
 /// Checks that every rounded product of a segment has its activations rounded, and every tiled product of experts its choices
 /// sorted, in that segment. Returns how many of each there are.
 fn check_segment(launches: &[Launch]) -> (usize, usize) {
@@ -203,7 +238,7 @@ fn nothing_derived_from_a_buffer_outlives_a_host_step() {
 
 /// The least room that the kernels of a stage need.
 fn room_of(stage: &Stage) -> Room {
-    let mut room = Room { head_dim: 0, delta_keys: 0, index_keys: 0, experts: 0 };
+    let mut room = Room { head_dim: 0, delta_keys: 0, delta_chunk_keys: 0, index_keys: 0, experts: 0 };
     for step in stage.programs.iter().flat_map(|program| &program.steps) {
         match &step.op {
             Op::Attention { q, .. } => room.head_dim = room.head_dim.max(q.dim),

@@ -128,6 +128,39 @@ fn a_refusal_ends_with_3_and_remedies() {
     assert!(json["refusal"]["remedies"].as_array().is_some_and(|r| !r.is_empty()));
 }
 
+/// The flags of a refused command with those of a remedy in their place.
+fn retyped<'a>(flags: &[&'a str], change: &'a str) -> Vec<&'a str> {
+    let change: Vec<&str> = change.split(' ').collect();
+    let kept = flags.chunks(2).filter(|pair| !change.contains(&pair[0])).flatten();
+    kept.chain(&change).copied().collect()
+}
+
+#[test]
+fn a_remedy_typed_as_it_is_told_fits() {
+    let held = "linux-2x2080ti-22g-126g-held";
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("IQ3_XXS", held, &["--context", "262144", "--kv", "int8"]),
+        ("IQ3_XXS", held, &["--context", "4000000", "--kv", "k8v4", "--reserve", "8GiB"]),
+        ("IQ3_XXS", held, &["--device", "cuda:0,cuda:1", "--layer-split", "0-3,4-47", "--context", "262144"]),
+        (
+            "IQ3_S",
+            "win-5060ti-5070ti-64g-small-pagefile",
+            &["--context", "1000000", "--prefill", "65536", "--ram-budget", "20GiB"],
+        ),
+    ];
+    for (quant, pc, flags) in cases {
+        let refused = plan(quant, pc, &[flags, &["--json"]].concat());
+        let json: serde_json::Value = serde_json::from_str(&refused.out).unwrap();
+        let remedies = json["refusal"]["remedies"].as_array().unwrap();
+        let changes: Vec<&str> = remedies.iter().map(|r| r["change"].as_str().unwrap()).filter(|c| c.starts_with("--")).collect();
+        assert!(!changes.is_empty(), "{flags:?}: {}", refused.out);
+        for change in changes {
+            let ran = plan(quant, pc, &retyped(flags, change));
+            assert_eq!(ran.code, Some(0), "{flags:?}, then {change}: {}{}", ran.out, ran.err);
+        }
+    }
+}
+
 #[test]
 fn a_bad_machine_file_names_the_key() {
     let dir = tempfile::tempdir().unwrap();

@@ -32,7 +32,8 @@ fn build() -> Option<PathBuf> {
 fn drivers_formats_and_kernels() {
     let Some(folder) = build() else { return };
     let here = folder.to_str().unwrap();
-    for (program, argument) in [("selftest", here), ("formats_test", "tests/vectors"), ("kernels_test", here)] {
+    for (program, argument) in [("selftest", here), ("formats_test", "tests/vectors"), ("kernels_test", here), ("tiles_test", "")]
+    {
         let result = run(Command::new(folder.join(program)).arg(argument));
         let said = [result.stdout, result.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         assert!(result.status.success(), "{program}:\n{}{}", said[0], said[1]);

@@ -10,6 +10,7 @@ DEVICE u32 e2m1_bytes(u32 codes) {
 
 struct MXFP4 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 17;
         const u32 e = block[0];
@@ -29,6 +30,7 @@ DEVICE float half_of_e4m3(u32 bits) {
 
 struct NVFP4 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 8 * 36;
         const u32 sixteen = i % 8 / 2, shift = i % 2 * 4;

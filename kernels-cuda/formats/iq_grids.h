@@ -6,7 +6,7 @@
 
 template <u32 WORDS>
 struct Grid {
-    u32 words[WORDS];
+    alignas(8) u32 words[WORDS];
 };
 
 /// Entries of `CODES` codes, packed in 16 bits each, to the bytes that the codes stand for in `values`.

@@ -3,10 +3,13 @@
 #include "iq_grids.h"
 #include "legacy.h"
 
+/// An entry of a grid of eight weights, in one load.
+DEVICE Words2 grid_entry(const u32* grid, u32 index) { return reinterpret_cast<const Words2*>(grid)[index]; }
+
 /// Eight magnitudes of a grid with the signs of `signs`.
-DEVICE void signed_eight(const u32* entry, u32 signs, u32 q[2]) {
-    q[0] = negate_bytes(entry[0], signs);
-    q[1] = negate_bytes(entry[1], signs >> 4);
+DEVICE void signed_eight(Words2 entry, u32 signs, u32 q[2]) {
+    q[0] = negate_bytes(entry.x, signs);
+    q[1] = negate_bytes(entry.y, signs >> 4);
 }
 
 DEVICE float iq2_scale(const u8* block, u32 code) {
@@ -15,12 +18,13 @@ DEVICE float iq2_scale(const u8* block, u32 code) {
 
 struct IQ2_XXS {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 66;
         const u8* group = block + 2 + i % 32 / 4 * 8;
         const u32 l = i % 4, signs_and_scale = load_word<2>(group + 4);
         Octet o;
-        signed_eight(IQ2XXS_GRID + 2 * group[l], even_signs(signs_and_scale >> (7 * l) & 127), o.q);
+        signed_eight(grid_entry(IQ2XXS_GRID, group[l]), even_signs(signs_and_scale >> (7 * l) & 127), o.q);
         o.scale = iq2_scale(block, signs_and_scale >> 28);
         o.offset = 0.0f;
         return o;
@@ -29,11 +33,12 @@ struct IQ2_XXS {
 
 struct IQ2_XS {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 74;
         const u32 octet = i % 32, code = load_half_word(block + 2 + 2 * octet);
         Octet o;
-        signed_eight(IQ2XS_GRID + 2 * (code & 511), even_signs(code >> 9), o.q);
+        signed_eight(grid_entry(IQ2XS_GRID, code & 511), even_signs(code >> 9), o.q);
         o.scale = iq2_scale(block, block[66 + octet / 4] >> (octet / 2 % 2 * 4) & 15);
         o.offset = 0.0f;
         return o;
@@ -42,12 +47,13 @@ struct IQ2_XS {
 
 struct IQ2_S {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 82;
         const u32 octet = i % 32;
         const u32 index = block[2 + octet] | (block[66 + octet / 4] >> (octet % 4 * 2) & 3u) << 8;
         Octet o;
-        signed_eight(IQ2S_GRID + 2 * index, block[34 + octet], o.q);
+        signed_eight(grid_entry(IQ2S_GRID, index), block[34 + octet], o.q);
         o.scale = iq2_scale(block, block[74 + octet / 4] >> (octet / 2 % 2 * 4) & 15);
         o.offset = 0.0f;
         return o;
@@ -56,12 +62,14 @@ struct IQ2_S {
 
 struct IQ3_XXS {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 98;
         const u32 octet = i % 32, group = octet / 4, signs_and_scale = load_word<2>(block + 66 + 4 * group);
         const u32 signs = even_signs(signs_and_scale >> (7 * (octet % 4)) & 127);
         Octet o;
-        for (u32 w = 0; w < 2; w++) o.q[w] = negate_bytes(IQ3XXS_GRID[block[2 + 2 * octet + w]], signs >> (4 * w));
+        const u32 indices = load_half_word(block + 2 + 2 * octet);
+        for (u32 w = 0; w < 2; w++) o.q[w] = negate_bytes(IQ3XXS_GRID[indices >> (8 * w) & 255], signs >> (4 * w));
         o.scale = half_to_float(load_half_word(block)) * (0.5f + static_cast<float>(signs_and_scale >> 28)) * 0.5f;
         o.offset = 0.0f;
         return o;
@@ -70,13 +78,14 @@ struct IQ3_XXS {
 
 struct IQ3_S {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 110;
         const u32 octet = i % 32, group = octet / 4, signs = block[74 + octet];
+        const u32 low = load_half_word(block + 2 + 2 * octet), high = block[66 + group];
         Octet o;
         for (u32 w = 0; w < 2; w++) {
-            const u32 four = 2 * octet + w;
-            const u32 index = block[2 + four] | (block[66 + group] >> (four % 8) & 1u) << 8;
+            const u32 index = (low >> (8 * w) & 255) | (high >> ((2 * octet + w) % 8) & 1u) << 8;
             o.q[w] = negate_bytes(IQ3S_GRID[index], signs >> (4 * w));
         }
         const u32 code = block[106 + group / 2] >> (group % 2 * 4) & 15;
@@ -88,20 +97,18 @@ struct IQ3_S {
 
 /// Eight weights `scale * (g ± 0.125)`, `g` in -1, 0, 1, as `scale / 8 * (8 g ± 1)`: exact, since 8 is a power of two.
 DEVICE Octet shifted_eight(u32 index, float scale, bool minus) {
-    const u32* entry = IQ1S_GRID + 2 * index;
-    Octet o;
-    for (u32 w = 0; w < 2; w++) {
+    const Words2 entry = grid_entry(IQ1S_GRID, index);
+    auto four = [&](u32 g) {
         // From -1, 0, 1 to 0, 1, 2, without a carry between bytes.
-        const u32 raised = ((entry[w] & 0x7f7f7f7fu) + 0x01010101u) ^ (entry[w] & 0x80808080u);
-        o.q[w] = minus_bytes(raised << 3, minus ? 0x09090909u : 0x07070707u);
-    }
-    o.scale = scale * 0.125f;
-    o.offset = 0.0f;
-    return o;
+        const u32 raised = ((g & 0x7f7f7f7fu) + 0x01010101u) ^ (g & 0x80808080u);
+        return minus_bytes(raised << 3, minus ? 0x09090909u : 0x07070707u);
+    };
+    return {{four(entry.x), four(entry.y)}, scale * 0.125f, 0.0f};
 }
 
 struct IQ1_S {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 50;
         const u32 octet = i % 32, high = load_half_word(block + 34 + octet / 4 * 2);
@@ -112,6 +119,7 @@ struct IQ1_S {
 
 struct IQ1_M {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 56;
         const u32 octet = i % 32, sixteen = octet / 2;
@@ -131,6 +139,7 @@ DEVICE u32 iq4_bytes(u32 codes) {
 
 struct IQ4_NL {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 18;
         u32 codes[2];
@@ -141,6 +150,7 @@ struct IQ4_NL {
 
 struct IQ4_XS {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 136;
         const u32 group = i % 32 / 4;

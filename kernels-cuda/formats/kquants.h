@@ -8,6 +8,7 @@ DEVICE u32 two_bit_shift(u32 octet) { return octet % 16 / 4 * 2; }
 
 struct Q2_K {
     static constexpr bool FLOATS = false, OFFSET = true;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 84;
         const u32 octet = i % 32, scale = block[octet / 2], both = load_word<4>(block + 80);
@@ -23,19 +24,18 @@ struct Q2_K {
 
 struct Q3_K {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 110;
         const u32 octet = i % 32, sixteen = octet / 2, shift = two_bit_shift(octet);
-        const u8 *low = block + 32 + two_bit_byte(octet), *high = block + octet % 4 * 8, *scales = block + 96;
-        Octet o;
-        for (u32 w = 0; w < 2; w++) {
-            const u32 two = load_word<2>(low + 4 * w) >> shift & 0x03030303u;
-            const u32 third = load_word<2>(high + 4 * w) >> (octet / 4) & 0x01010101u;
-            o.q[w] = minus_bytes(two | third << 2, 0x04040404u);
-        }
+        const Words2 low = load_words_at_halves(block + 32 + two_bit_byte(octet)), high = load_words_at_halves(block + octet % 4 * 8);
+        const u8* scales = block + 96;
+        auto four = [&](u32 two, u32 third) {
+            return minus_bytes((two >> shift & 0x03030303u) | (third >> (octet / 4) & 0x01010101u) << 2, 0x04040404u);
+        };
+        Octet o = {{four(low.x, high.x), four(low.y, high.y)}, 0.0f, 0.0f};
         const u32 code = (scales[sixteen % 8] >> (4 * (sixteen / 8)) & 15) | (scales[8 + sixteen % 4] >> (2 * (sixteen / 4)) & 3) << 4;
         o.scale = half_to_float(load_half_word(block + 108)) * static_cast<float>(static_cast<int>(code) - 32);
-        o.offset = 0.0f;
         return o;
     }
 };
@@ -59,6 +59,7 @@ DEVICE void six_bit_scale(const u8* block, u32 group, float* scale, float* offse
 
 struct Q4_K {
     static constexpr bool FLOATS = false, OFFSET = true;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 144;
         const u32 octet = i % 32, group = octet / 4, shift = group % 2 * 4;
@@ -71,6 +72,7 @@ struct Q4_K {
 
 struct Q5_K {
     static constexpr bool FLOATS = false, OFFSET = true;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 176;
         const u32 octet = i % 32, group = octet / 4, shift = group % 2 * 4;
@@ -85,19 +87,16 @@ struct Q5_K {
 
 struct Q6_K {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 16;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 210;
         const u32 octet = i % 32, half = octet / 16, quarter = octet % 16 / 4, start = octet % 4 * 8;
-        const u8 *low = block + 64 * half + quarter % 2 * 32 + start, *high = block + 128 + 32 * half + start;
-        Octet o;
-        for (u32 w = 0; w < 2; w++) {
-            const u32 four = load_word<2>(low + 4 * w) >> (quarter / 2 * 4) & 0x0f0f0f0fu;
-            const u32 two = load_word<2>(high + 4 * w) >> (2 * quarter) & 0x03030303u;
-            o.q[w] = minus_bytes(four | two << 4, 0x20202020u);
-        }
+        const Words2 low = load_words_at_halves(block + 64 * half + quarter % 2 * 32 + start), high = load_words_at_halves(block + 128 + 32 * half + start);
+        auto four = [&](u32 bits, u32 two) {
+            return minus_bytes((bits >> (quarter / 2 * 4) & 0x0f0f0f0fu) | (two >> (2 * quarter) & 0x03030303u) << 4, 0x20202020u);
+        };
         const int code = static_cast<i8>(block[192 + octet / 2]);
-        o.scale = half_to_float(load_half_word(block + 208)) * static_cast<float>(code);
-        o.offset = 0.0f;
-        return o;
+        const float scale = half_to_float(load_half_word(block + 208)) * static_cast<float>(code);
+        return {{four(low.x, high.x), four(low.y, high.y)}, scale, 0.0f};
     }
 };

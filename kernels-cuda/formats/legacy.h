@@ -21,6 +21,7 @@ DEVICE void five_bit_codes(const u8* bytes, u32 high, u32 part, u32 codes[2]) {
 
 struct Q4_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 18;
         u32 codes[2];
@@ -31,6 +32,7 @@ struct Q4_0 {
 
 struct Q4_1 {
     static constexpr bool FLOATS = false, OFFSET = true;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 20;
         Octet o;
@@ -44,6 +46,7 @@ struct Q4_1 {
 
 struct Q5_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 22;
         u32 codes[2];
@@ -54,6 +57,7 @@ struct Q5_0 {
 
 struct Q5_1 {
     static constexpr bool FLOATS = false, OFFSET = true;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 24;
         Octet o;
@@ -67,16 +71,18 @@ struct Q5_1 {
 
 struct Q8_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 4 * 34;
-        const u8* at = block + 2 + i % 4 * 8;
-        return {{load_word<2>(at), load_word<2>(at + 4)}, half_to_float(load_half_word(block)), 0.0f};
+        const Words2 codes = load_words_at_halves(block + 2 + i % 4 * 8);
+        return {{codes.x, codes.y}, half_to_float(load_half_word(block)), 0.0f};
     }
 };
 
 /// Four neighbours share a byte.
 struct Q2_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static u32 four(u32 byte) {
         const u32 codes = (byte & 3) | (byte & 12) << 6 | (byte & 48) << 12 | (byte & 192) << 18;
         return minus_bytes(codes, 0x01010101u);

@@ -1,5 +1,5 @@
 // What the formats of quantised weights share. A format gives its weights in octets: eight neighbours as signed bytes that
-// share a scale and an offset, `weight = scale * q + offset`. The operations and their order are those of the scalar decode in
+// share a scale and an offset, `weight = scale * q + offset`. `SCALE_COLS` neighbours share them at least: 16 or 32. The operations and their order are those of the scalar decode in
 // src/quant, so the values are equal bit for bit.
 #pragma once
 

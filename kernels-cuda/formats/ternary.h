@@ -4,6 +4,7 @@
 
 struct TQ1_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
 
     /// Weights `first` to `first + 3`: digit `n` of four bytes.
     DEVICE static u32 four(const u8* block, u32 first) {
@@ -32,14 +33,12 @@ struct TQ1_0 {
 
 struct TQ2_0 {
     static constexpr bool FLOATS = false, OFFSET = false;
+    static constexpr u32 SCALE_COLS = 32;
     DEVICE static Octet octet(const u8* row, u32 i) {
         const u8* block = row + i / 32 * 66;
         const u32 octet = i % 32, shift = octet % 16 / 4 * 2;
-        const u8* at = block + octet / 16 * 32 + octet % 4 * 8;
-        Octet o;
-        for (u32 w = 0; w < 2; w++) o.q[w] = minus_bytes(load_word<2>(at + 4 * w) >> shift & 0x03030303u, 0x01010101u);
-        o.scale = half_to_float(load_half_word(block + 64));
-        o.offset = 0.0f;
-        return o;
+        const Words2 codes = load_words_at_halves(block + octet / 16 * 32 + octet % 4 * 8);
+        const u32 low = codes.x >> shift & 0x03030303u, high = codes.y >> shift & 0x03030303u;
+        return {{minus_bytes(low, 0x01010101u), minus_bytes(high, 0x01010101u)}, half_to_float(load_half_word(block + 64)), 0.0f};
     }
 };

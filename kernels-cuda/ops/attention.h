@@ -1,41 +1,7 @@
-// Keys and values, and softmax attention over them.
+// Softmax attention over cached keys and values.
 #pragma once
 
-/// Elements of a cache.
-struct CacheF32 {
-    using Element = float;
-    DEVICE static float load(const float* at) { return *at; }
-    DEVICE static void store(float* at, float value) { *at = value; }
-};
-struct CacheF16 {
-    using Element = u16;
-    DEVICE static float load(const u16* at) { return half_to_float(*at); }
-    DEVICE static void store(u16* at, float value) { *at = float_to_half(value); }
-};
-
-/// Cell 0 of a head's keys (`side` 0) or values (1) in `[K|V][kv_head][cell][dim]`.
-template <class C, class ARGS>
-DEVICE typename C::Element* cache_cells(const Operands& at, const ARGS& a, u32 slot, u32 side, u32 kv_head) {
-    float* state = state_floats(at) + row_at(a.state_at, slot, a.slot_stride);
-    const u64 cells = static_cast<u64>(side * a.kv_heads + kv_head) * a.cells;
-    return reinterpret_cast<typename C::Element*>(state) + cells * a.dim;
-}
-
-template <class C>
-DEVICE void kv_append(const Operands& at, const KvAppendArgs& a) {
-    const Row row = run_row(run_words(at), block_y());
-    const float* k = work_floats(at) + row_at(a.k_at, block_y(), a.k_stride);
-    const float* v = work_floats(at) + row_at(a.v_at, block_y(), a.v_stride);
-    each_column(a.kv_heads * a.dim, [&](u32 c) {
-        const u32 head = c / a.dim;
-        const u64 element = static_cast<u64>(row.index) * a.dim + c % a.dim;
-        C::store(cache_cells<C>(at, a, row.slot, 0, head) + element, k[c]);
-        C::store(cache_cells<C>(at, a, row.slot, 1, head) + element, v[c]);
-    });
-}
-
-KERNEL(kv_append_f32, KvAppendArgs) { kv_append<CacheF32>(at, a); }
-KERNEL(kv_append_f16, KvAppendArgs) { kv_append<CacheF16>(at, a); }
+#include "kv_cache.h"
 
 /// The cells that a row sees, numbered 0, 1, ... in ascending order.
 struct SeenCells {
@@ -61,58 +27,81 @@ DEVICE SeenCells seen_cells(const Operands& at, const AttentionArgs& a, const Ro
 
 /// Most elements of a head.
 constexpr u32 MAX_HEAD_DIM = 512;
-/// Elements of a head that a lane holds.
-constexpr u32 LANE_ELEMENTS = MAX_HEAD_DIM / LANES;
+/// A lane holds quads of neighbours: elements `4 * lane()` and up of each 128 of a head.
+constexpr u32 QUAD_STEP = 4 * LANES, LANE_QUADS = MAX_HEAD_DIM / QUAD_STEP;
+
+/// The first element of a lane's quad `n`.
+DEVICE u32 quad_at(u32 n) { return 4 * lane() + n * QUAD_STEP; }
 
 /// What remains of values that were weighted by e^(score - old_max).
 DEVICE float shrink(float old_max, float new_max) { return old_max == new_max ? 1.0f : exp_float(old_max - new_max); }
 
 /// Softmax under way: a group's cells so far, their values weighted by e^(score - max); each lane has some elements of the head.
 struct Attended {
-    float max, sum, values[LANE_ELEMENTS];
+    float max, sum;
+    Quad values[LANE_QUADS];
 };
+
+/// A lane's elements of a query; zeros past its end.
+DEVICE void load_query(const float* q, u32 dim, Quad (&query)[LANE_QUADS]) {
+    UNROLL
+    for (u32 n = 0; n < LANE_QUADS; n++) {
+        UNROLL
+        for (u32 j = 0; j < 4; j++) query[n].v[j] = quad_at(n) + j < dim ? q[quad_at(n) + j] : 0.0f;
+    }
+}
+
+/// This lane's share of `query . key`.
+template <class T>
+DEVICE float multiply_key(const Quad (&query)[LANE_QUADS], const u8* key, u32 dim) {
+    float dot = 0.0f;
+    UNROLL
+    for (u32 n = 0; n < LANE_QUADS; n++) {
+        if (quad_at(n) >= dim) continue;
+        const Quad k = T::load(key, quad_at(n), dim);
+        UNROLL
+        for (u32 j = 0; j < 4; j++) dot = fma(query[n].v[j], k.v[j], dot);
+    }
+    return dot;
+}
+
+/// `sums = sums * old + weight * value` for this lane's elements.
+template <class T>
+DEVICE void add_value(Quad (&sums)[LANE_QUADS], float old, float weight, const u8* value, u32 dim) {
+    UNROLL
+    for (u32 n = 0; n < LANE_QUADS; n++) {
+        if (quad_at(n) >= dim) continue;
+        const Quad v = T::load(value, quad_at(n), dim);
+        UNROLL
+        for (u32 j = 0; j < 4; j++) sums[n].v[j] = fma(weight, v.v[j], sums[n].v[j] * old);
+    }
+}
 
 /// Works through cells `first + group()`, `first + group() + GROUPS`, ... below `last` of those that are seen.
 template <class C>
 DEVICE Attended attend(const Operands& at, const AttentionArgs& a, const Row& row, const SeenCells& seen, const float* q, u32 first, u32 last) {
     const u32 kv_head = block_x() / (a.heads / a.kv_heads);
-    const auto* keys = cache_cells<C>(at, a, row.slot, 0, kv_head);
-    const auto* values = cache_cells<C>(at, a, row.slot, 1, kv_head);
-    float query[LANE_ELEMENTS];
+    const Cells keys = key_cells<C>(at, a, row.slot, kv_head), values = value_cells<C>(at, a, row.slot, kv_head);
+    Quad query[LANE_QUADS];
+    load_query(q, a.dim, query);
     Attended result = {bits_to_float(0xff800000u), 0.0f, {}};
-    UNROLL
-    for (u32 e = 0; e < LANE_ELEMENTS; e++) {
-        const u32 i = lane() + e * LANES;
-        query[e] = i < a.dim ? q[i] : 0.0f;
-        result.values[e] = 0.0f;
-    }
     for (u32 i = first + group(); i < last; i += GROUPS) {
         const u32 cell = seen.cell(i);
         if (!seen.sees(cell, row.index + 1)) continue;
-        const auto* key = keys + static_cast<u64>(cell) * a.dim;
-        const auto* value = values + static_cast<u64>(cell) * a.dim;
-        float dot = 0.0f;
-        UNROLL
-        for (u32 e = 0; e < LANE_ELEMENTS; e++) {
-            const u32 k = lane() + e * LANES;
-            if (k < a.dim) dot = fma(query[e], C::load(key + k), dot);
-        }
-        const float score = sum_lanes(dot) * a.scale, max = max_float(result.max, score);
+        const float score = sum_lanes(multiply_key<typename C::Keys>(query, keys.cell(cell), a.dim)) * a.scale;
+        const float max = max_float(result.max, score);
         const float old = shrink(result.max, max), weight = exp_float(score - max);
         result.max = max;
         result.sum = fma(result.sum, old, weight);
-        UNROLL
-        for (u32 e = 0; e < LANE_ELEMENTS; e++) {
-            const u32 k = lane() + e * LANES;
-            if (k < a.dim) result.values[e] = fma(weight, C::load(value + k), result.values[e] * old);
-        }
+        add_value<typename C::Values>(result.values, old, weight, values.cell(cell), a.dim);
     }
     return result;
 }
 
 /// What the groups of a block have attended to, in shared memory.
 struct GroupResults {
-    float max[GROUPS], sum[GROUPS], values[GROUPS * MAX_HEAD_DIM];
+    alignas(16) float values[GROUPS * MAX_HEAD_DIM];
+    float max[GROUPS], sum[GROUPS];
 };
 
 DEVICE void keep_group(GroupResults* shared, const Attended& mine, u32 dim) {
@@ -121,8 +110,8 @@ DEVICE void keep_group(GroupResults* shared, const Attended& mine, u32 dim) {
         shared->sum[group()] = mine.sum;
     }
     UNROLL
-    for (u32 e = 0; e < LANE_ELEMENTS; e++)
-        if (lane() + e * LANES < dim) shared->values[group() * MAX_HEAD_DIM + lane() + e * LANES] = mine.values[e];
+    for (u32 n = 0; n < LANE_QUADS; n++)
+        if (quad_at(n) < dim) reinterpret_cast<Quad*>(shared->values)[(group() * MAX_HEAD_DIM + quad_at(n)) / 4] = mine.values[n];
     barrier();
 }
 
@@ -177,8 +166,8 @@ DEVICE void attention(const Operands& at, const AttentionArgs& a) {
     }
 }
 
-KERNEL(attention_f32, AttentionArgs) { attention<CacheF32>(at, a); }
-KERNEL(attention_f16, AttentionArgs) { attention<CacheF16>(at, a); }
+#define ATTENTION(suffix, C) KERNEL(attention_##suffix, AttentionArgs) { attention<C>(at, a); }
+CACHES(ATTENTION)
 
 /// Joins the splits of a head. A split may have seen no cell.
 KERNEL(attention_merge, AttentionArgs) {

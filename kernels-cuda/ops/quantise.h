@@ -18,10 +18,11 @@ KERNEL(quantise, QuantiseArgs) {
         const int whole = static_cast<int>(max_float(-ROUNDED_STEPS, min_float(steps, ROUNDED_STEPS)));
         const int high = (whole + 64) >> 7;
         u32* words = row + g * ROUNDED_WORDS;
-        reinterpret_cast<i8*>(words)[lane()] = static_cast<i8>(high);
-        reinterpret_cast<i8*>(words + 8)[lane()] = static_cast<i8>(whole - (high << 7));
+        i8* octet = reinterpret_cast<i8*>(words + lane() / 8 * 4) + lane() % 8;
+        octet[0] = static_cast<i8>(high);
+        octet[8] = static_cast<i8>(whole - (high << 7));
         const int sum = sum_half_lanes(whole);
         if (lane() == 0) words[16] = float_to_bits(most / ROUNDED_STEPS);
-        if (lane() % 16 == 0) words[17 + lane() / 16] = static_cast<u32>(sum);
+        if (lane() % 16 == 0) words[17 + lane() / 16] = float_to_bits(static_cast<float>(sum));
     }
 }

@@ -35,21 +35,22 @@ KERNEL(causal_conv, CausalConvArgs) {
 
 /// Added to the sum of squares before q and k are normalised.
 constexpr float L2_EPS = 1e-6f;
-/// Most key channels of a head, and those that a lane holds.
+/// Most key channels of a head in `delta_rule`, and those that a lane holds.
 constexpr u32 MAX_DELTA_KEYS = 256, LANE_KEYS = MAX_DELTA_KEYS / LANES;
 
 /// A lane's share of a vector, normalised to length `factor`.
-DEVICE void load_normalised(const float* x, u32 dim, float factor, float (&out)[LANE_KEYS]) {
+template <u32 N>
+DEVICE void load_normalised(const float* x, u32 dim, float factor, float (&out)[N]) {
     float sum = 0.0f;
     UNROLL
-    for (u32 e = 0; e < LANE_KEYS; e++) {
+    for (u32 e = 0; e < N; e++) {
         const u32 i = lane() + e * LANES;
         out[e] = i < dim ? x[i] : 0.0f;
         sum = fma(out[e], out[e], sum);
     }
     const float scale = 1.0f / square_root(sum_lanes(sum) + L2_EPS) * factor;
     UNROLL
-    for (u32 e = 0; e < LANE_KEYS; e++) out[e] *= scale;
+    for (u32 e = 0; e < N; e++) out[e] *= scale;
 }
 
 /// A group of lanes holds one value channel's row of the state, `[key channel]`, while it works through the rows.

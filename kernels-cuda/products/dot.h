@@ -19,13 +19,14 @@ constexpr u32 ONES = 0x01010101u;
 /// Eight weights times eight activations; `words` are those of the 32 that they belong to.
 template <class F>
 DEVICE float octet_dot(const Octet& w, const u32* words, u32 part) {
-    const Words2 high = reinterpret_cast<const Words2*>(words)[part], low = reinterpret_cast<const Words2*>(words)[part + 4];
-    const int h = dot_bytes(w.q[1], high.y, dot_bytes(w.q[0], high.x, 0));
-    const int l = dot_bytes(w.q[1], low.y, dot_bytes(w.q[0], low.x, 0));
+    // Two words of high bytes, two of low ones.
+    const Words4 x = reinterpret_cast<const Words4*>(words)[part];
+    const int h = dot_bytes(w.q[1], x.y, dot_bytes(w.q[0], x.x, 0));
+    const int l = dot_bytes(w.q[1], x.w, dot_bytes(w.q[0], x.z, 0));
     float sum = w.scale * static_cast<float>(128 * h + l);
     if constexpr (F::OFFSET) {
-        const int hs = dot_bytes(ONES, high.y, dot_bytes(ONES, high.x, 0));
-        const int ls = dot_bytes(ONES, low.y, dot_bytes(ONES, low.x, 0));
+        const int hs = dot_bytes(ONES, x.y, dot_bytes(ONES, x.x, 0));
+        const int ls = dot_bytes(ONES, x.w, dot_bytes(ONES, x.z, 0));
         sum = fma(w.offset, static_cast<float>(128 * hs + ls), sum);
     }
     return sum * bits_to_float(words[16]);

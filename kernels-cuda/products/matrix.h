@@ -1,149 +1,109 @@
 // Products for prompts: a block makes a tile of 64 outputs for 32 rows of activations, 32 columns at a time. Weights are unpacked
-// once for all rows of the tile. With tensor cores or without them, sums of 16 columns are the same whole numbers and are added
-// up in the same order, so all cards give the same bits.
+// once for all rows of the tile. Sums of the columns that share a scale are whole numbers, and all units of cards add them up in
+// the same order, so all cards give the same bits. While a tile is multiplied the next one is on its way.
 #pragma once
-#include "dot.h"
+#include "halves.h"
+#include "tiles.h"
 
-constexpr u32 TILE_OUTS = 64, TILE_ROWS = 32, TILE_COLS = 32;
-/// Words of a row in shared memory: odd strides spread the rows over the banks.
-constexpr u32 WEIGHT_STRIDE = TILE_COLS / 4 + 1, ROUNDED_STRIDE = ROUNDED_WORDS + 1, FLOAT_STRIDE = TILE_COLS + 1;
-/// Results of a thread.
-constexpr u32 RESULTS = TILE_OUTS * TILE_ROWS / THREADS;
-
-/// Which of the tile's results a thread has.
-struct Place {
-    u32 out, row;
-};
-
-/// Quantised weights of a tile, unpacked: signed bytes, scale and offset of each 16.
-struct WeightTile {
-    u32 q[TILE_OUTS * WEIGHT_STRIDE];
-    float scale[TILE_OUTS * 2], offset[TILE_OUTS * 2];
-};
-
-template <class F>
-DEVICE void load_weights(WeightTile* tile, const u8* rows, u32 row_bytes, u32 outs, u32 column_group) {
-    for (u32 i = thread_index(); i < TILE_OUTS * 4; i += THREADS) {
-        const u32 out = i / 4, part = i % 4, row = out < outs ? out : outs - 1;
-        const Octet w = F::octet(rows + static_cast<u64>(row) * row_bytes, column_group * 4 + part);
-        tile->q[out * WEIGHT_STRIDE + 2 * part] = w.q[0];
-        tile->q[out * WEIGHT_STRIDE + 2 * part + 1] = w.q[1];
-        if (part % 2 == 0) {
-            tile->scale[out * 2 + part / 2] = w.scale;
-            tile->offset[out * 2 + part / 2] = w.offset;
-        }
-    }
+/// Sum of the activations of `COLS` columns, in steps.
+template <u32 COLS>
+DEVICE float sum_of_steps(const u32* words, u32 first) {
+    if constexpr (COLS == 32) return bits_to_float(words[17]) + bits_to_float(words[18]);
+    else return bits_to_float(words[17 + first / 16]);
 }
 
-/// Rounded activations of a tile.
-struct RoundedTile {
-    u32 words[TILE_ROWS * ROUNDED_STRIDE];
-};
-
-DEVICE void load_rounded(RoundedTile* tile, const u64* rows, u32 column_group) {
-    for (u32 i = thread_index(); i < TILE_ROWS * ROUNDED_WORDS; i += THREADS) {
-        const u32 row = i / ROUNDED_WORDS, word = i % ROUNDED_WORDS;
-        tile->words[row * ROUNDED_STRIDE + word] = global_pointer<const u32>(rows[row])[column_group * ROUNDED_WORDS + word];
-    }
-}
-
-#if HAS_MMA
-
-/// Each group of lanes has 16 outputs; result `i` is element `i % 4` of the tensor-core tile `i / 4`.
-DEVICE Place place_of(u32 i) { return {group() * 16 + lane() / 4 + i % 4 / 2 * 8, i / 4 * 8 + 2 * (lane() % 4) + i % 2}; }
-
-/// Sums of 16 columns, in steps.
-DEVICE void sums_of_16(const WeightTile& w, const RoundedTile& x, u32 half, int sums[RESULTS]) {
-    const u32 column = half * 4 + lane() % 4, out = group() * 16 + lane() / 4;
-    const u32 a[2] = {w.q[out * WEIGHT_STRIDE + column], w.q[(out + 8) * WEIGHT_STRIDE + column]};
-    UNROLL
-    for (u32 n = 0; n < TILE_ROWS / 8; n++) {
-        const u32* b = x.words + (n * 8 + lane() / 4) * ROUNDED_STRIDE + column;
-        int high[4] = {0, 0, 0, 0}, low[4] = {0, 0, 0, 0};
-        mma_bytes(high, a, b[0]);
-        mma_bytes(low, a, b[8]);
-        UNROLL
-        for (u32 i = 0; i < 4; i++) sums[n * 4 + i] = 128 * high[i] + low[i];
-    }
-}
-
-#else
-
-/// Four outputs, 16 apart, times four rows, 8 apart.
-DEVICE Place place_of(u32 i) { return {thread_index() % 16 + i / 4 * 16, thread_index() / 16 + i % 4 * 8}; }
-
-DEVICE void sums_of_16(const WeightTile& w, const RoundedTile& x, u32 half, int sums[RESULTS]) {
-    UNROLL
-    for (u32 i = 0; i < RESULTS; i++) {
-        const Place p = place_of(i);
-        const u32 *a = w.q + p.out * WEIGHT_STRIDE + half * 4, *b = x.words + p.row * ROUNDED_STRIDE + half * 4;
-        int high = 0, low = 0;
-        UNROLL
-        for (u32 k = 0; k < 4; k++) {
-            high = dot_bytes(a[k], b[k], high);
-            low = dot_bytes(a[k], b[k + 8], low);
-        }
-        sums[i] = 128 * high + low;
-    }
-}
-
-#endif
-
-template <class F>
+/// Adds the products of the columns that share a scale.
+template <class F, class UNIT>
 DEVICE void add_products(const WeightTile& w, const RoundedTile& x, float results[RESULTS]) {
-    UNROLL
-    for (u32 half = 0; half < 2; half++) {
+    NO_UNROLL
+    for (u32 first = 0; first < TILE_COLS; first += F::SCALE_COLS) {
         int sums[RESULTS];
-        sums_of_16(w, x, half, sums);
+        UNIT::template sum_columns<F::SCALE_COLS>(w, x, first, sums);
         UNROLL
         for (u32 i = 0; i < RESULTS; i++) {
-            const Place p = place_of(i);
-            float term = w.scale[p.out * 2 + half] * static_cast<float>(sums[i]);
-            const u32* words = x.words + p.row * ROUNDED_STRIDE;
-            if constexpr (F::OFFSET) term = fma(w.offset[p.out * 2 + half], static_cast<float>(static_cast<int>(words[17 + half])), term);
+            const Place p = UNIT::place_of(i);
+            const u32 *words = x.words + p.row * ROUNDED_STRIDE, scale = p.out * 2 + first / 16;
+            float term = w.scale[scale] * static_cast<float>(sums[i]);
+            if constexpr (F::OFFSET) term = fma(w.offset[scale], sum_of_steps<F::SCALE_COLS>(words, first), term);
             results[i] = fma(term, bits_to_float(words[16]), results[i]);
         }
     }
 }
 
-/// Products of `outs` matrix rows with the activations at the addresses `x`; `ups` those of a second matrix, if there is one.
-template <class F, bool GATED>
-DEVICE void rounded_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, u32 cols, const u64* x, float* results, float* ups) {
-    SHARED(WeightTile, weights, GATED ? 2 : 1);
-    SHARED(RoundedTile, rounded, 1);
-    for (u32 g = 0; g < cols / TILE_COLS; g++) {
+/// Tiles of `MATRICES` matrices: those at hand and the next ones.
+template <u32 MATRICES>
+struct RoundedTiles {
+    WeightTile weights[2][MATRICES];
+    RoundedTile rounded[2];
+};
+
+/// Products of `outs` rows of the matrices at `matrices` with the activations at the addresses `x`.
+template <class F, u32 MATRICES, class UNIT>
+DEVICE void rounded_tile(RoundedTiles<MATRICES>* tiles, const u8* const (&matrices)[MATRICES], u32 row_bytes, u32 outs, u32 cols, const u64* x,
+                         float (&results)[MATRICES][RESULTS]) {
+    WeightPieces<F> weights[MATRICES];
+    RoundedPieces<UNIT::COPIES_ASYNC> rounded;
+    auto fetch = [&](u32 g) {
+        UNROLL
+        for (u32 m = 0; m < MATRICES; m++) weights[m].fetch(matrices[m], row_bytes, outs, g);
+        rounded.fetch(&tiles->rounded[g % 2], x, g);
+    };
+    auto keep = [&](u32 g) {
+        UNROLL
+        for (u32 m = 0; m < MATRICES; m++) weights[m].keep(&tiles->weights[g % 2][m]);
+        rounded.keep(&tiles->rounded[g % 2]);
         barrier();
-        load_weights<F>(&weights[0], gate, row_bytes, outs, g);
-        if constexpr (GATED) load_weights<F>(&weights[1], up, row_bytes, outs, g);
-        load_rounded(&rounded[0], x, g);
-        barrier();
-        add_products<F>(weights[0], rounded[0], results);
-        if constexpr (GATED) add_products<F>(weights[1], rounded[0], ups);
+    };
+    const u32 groups = cols / TILE_COLS;
+    fetch(0);
+    keep(0);
+    NO_UNROLL
+    for (u32 g = 0; g < groups; g++) {
+        const bool more = g + 1 < groups;
+        if (more) fetch(g + 1);
+        UNROLL
+        for (u32 m = 0; m < MATRICES; m++) add_products<F, UNIT>(tiles->weights[g % 2][m], tiles->rounded[g % 2], results[m]);
+        if (more) keep(g + 1);
     }
 }
 
-/// As `rounded_tile` for plain numbers.
+/// Words of a row of floats: rows begin at multiples of 16 bytes and are spread over the banks.
+constexpr u32 FLOAT_STRIDE = TILE_COLS + 4;
+
+struct FloatTile {
+    alignas(16) float weights[TILE_OUTS * FLOAT_STRIDE], inputs[TILE_ROWS * FLOAT_STRIDE];
+};
+
+/// Adds the products of four columns, one after the other: each thread has four outputs and four rows.
+DEVICE void add_four_columns(const FloatTile* tile, u32 first, float (&results)[RESULTS]) {
+    Quad w[4], x[4];
+    UNROLL
+    for (u32 i = 0; i < 4; i++) {
+        w[i] = *reinterpret_cast<const Quad*>(tile->weights + DotUnit::place_of(4 * i).out * FLOAT_STRIDE + first);
+        x[i] = *reinterpret_cast<const Quad*>(tile->inputs + DotUnit::place_of(i).row * FLOAT_STRIDE + first);
+    }
+    UNROLL
+    for (u32 k = 0; k < 4; k++) {
+        UNROLL
+        for (u32 i = 0; i < RESULTS; i++) results[i] = fma(w[i / 4].v[k], x[i % 4].v[k], results[i]);
+    }
+}
+
+/// As `rounded_tile` for one matrix of plain numbers.
 template <class F>
-DEVICE void float_tile(const u8* matrix, u32 row_bytes, u32 outs, u32 cols, const u64* x, float* results) {
-    SHARED(float, weights, TILE_OUTS * FLOAT_STRIDE);
-    SHARED(float, inputs, TILE_ROWS * FLOAT_STRIDE);
+DEVICE void float_tile(FloatTile* tile, const u8* matrix, u32 row_bytes, u32 outs, u32 cols, const u64* x, float (&results)[RESULTS]) {
     for (u32 first = 0; first < cols; first += TILE_COLS) {
         const u32 column = first + lane();
         barrier();
         for (u32 out = group(); out < TILE_OUTS; out += GROUPS) {
             const u8* row = matrix + static_cast<u64>(out < outs ? out : outs - 1) * row_bytes;
-            weights[out * FLOAT_STRIDE + lane()] = column < cols ? F::weight(row, column) : 0.0f;
+            tile->weights[out * FLOAT_STRIDE + lane()] = column < cols ? F::weight(row, column) : 0.0f;
         }
         for (u32 row = group(); row < TILE_ROWS; row += GROUPS)
-            inputs[row * FLOAT_STRIDE + lane()] = column < cols ? global_pointer<const float>(x[row])[column] : 0.0f;
+            tile->inputs[row * FLOAT_STRIDE + lane()] = column < cols ? global_pointer<const float>(x[row])[column] : 0.0f;
         barrier();
-        for (u32 k = 0; k < TILE_COLS; k++) {
-            UNROLL
-            for (u32 i = 0; i < RESULTS; i++) {
-                const Place p = place_of(i);
-                results[i] = fma(weights[p.out * FLOAT_STRIDE + k], inputs[p.row * FLOAT_STRIDE + k], results[i]);
-            }
-        }
+        NO_UNROLL
+        for (u32 k = 0; k < TILE_COLS; k += 4) add_four_columns(tile, k, results);
     }
 }
 
@@ -152,35 +112,83 @@ struct ResultTile {
     float values[TILE_ROWS * TILE_OUTS];
 };
 
-DEVICE void keep_results(ResultTile* tile, const float* results) {
+template <class UNIT>
+DEVICE void keep_results(ResultTile* tile, const float (&results)[RESULTS]) {
     UNROLL
-    for (u32 i = 0; i < RESULTS; i++) tile->values[place_of(i).row * TILE_OUTS + place_of(i).out] = results[i];
+    for (u32 i = 0; i < RESULTS; i++) tile->values[UNIT::place_of(i).row * TILE_OUTS + UNIT::place_of(i).out] = results[i];
 }
 
-/// A tile of either kind; calls `finish(row, out, product, up)` for all its results, neighbouring outputs in neighbouring threads.
-template <class F, bool GATED, class FINISH>
-DEVICE void product_tile(const u8* gate, const u8* up, u32 row_bytes, u32 outs, u32 cols, const u64* x, FINISH finish) {
-    SHARED(ResultTile, tiles, GATED ? 2 : 1);
-    float results[RESULTS], ups[RESULTS];
-    UNROLL
-    for (u32 i = 0; i < RESULTS; i++) results[i] = ups[i] = 0.0f;
-    if constexpr (F::FLOATS) {
-        float_tile<F>(gate, row_bytes, outs, cols, x, results);
-        if constexpr (GATED) float_tile<F>(up, row_bytes, outs, cols, x, ups);
-    } else {
-        rounded_tile<F, GATED>(gate, up, row_bytes, outs, cols, x, results, ups);
+/// Shared memory of a product: tiles, and afterwards its results.
+template <u32 MATRICES>
+union ProductMemory {
+    RoundedTiles<MATRICES> rounded;
+    FloatTile floats;
+#if HAS_MMA
+    HalfTile<2> f16;
+    HalfTile<3> bf16;
+#endif
+    ResultTile results[MATRICES];
+};
+
+/// As `rounded_tile` for plain numbers, in the units of `FloatUnit`.
+template <class F, u32 MATRICES>
+DEVICE void plain_tile(ProductMemory<MATRICES>* memory, const u8* matrix, u32 row_bytes, u32 outs, u32 cols, const u64* x, float (&results)[RESULTS]) {
+#if HAS_MMA
+    if constexpr (MULTIPLIES_HALVES<F>) {
+        if constexpr (F::PARTS == 2) half_tile<F>(&memory->f16, matrix, row_bytes, outs, cols, x, results);
+        else half_tile<F>(&memory->bf16, matrix, row_bytes, outs, cols, x, results);
+        return;
     }
-    keep_results(&tiles[0], results);
-    if constexpr (GATED) keep_results(&tiles[1], ups);
+#endif
+    float_tile<F>(&memory->floats, matrix, row_bytes, outs, cols, x, results);
+}
+
+/// Which results a thread has of a product with plain numbers.
+#if HAS_MMA
+template <class F>
+using FloatUnit = typename Pick<MULTIPLIES_HALVES<F>, MmaUnit, DotUnit>::Type;
+#else
+template <class F>
+using FloatUnit = DotUnit;
+#endif
+
+template <class F, class CARD_UNIT, bool FLOATS = F::FLOATS>
+struct ResultUnit {
+    using Type = CARD_UNIT;
+};
+template <class F, class CARD_UNIT>
+struct ResultUnit<F, CARD_UNIT, true> {
+    using Type = FloatUnit<F>;
+};
+
+/// A tile of either kind; calls `finish(row, out, product, up)` for all its results, neighbouring outputs in neighbouring threads. The second
+/// matrix is that of gated products.
+template <class F, class CARD_UNIT, u32 MATRICES, class FINISH>
+DEVICE void product_tile(const u8* const (&matrices)[MATRICES], u32 row_bytes, u32 outs, u32 cols, const u64* x, FINISH finish) {
+    SHARED(ProductMemory<MATRICES>, memory, 1);
+    float results[MATRICES][RESULTS];
+    UNROLL
+    for (u32 i = 0; i < MATRICES * RESULTS; i++) results[i / RESULTS][i % RESULTS] = 0.0f;
+    if constexpr (F::FLOATS) {
+        UNROLL
+        for (u32 m = 0; m < MATRICES; m++) plain_tile<F, MATRICES>(&memory[0], matrices[m], row_bytes, outs, cols, x, results[m]);
+    } else {
+        rounded_tile<F, MATRICES, CARD_UNIT>(&memory[0].rounded, matrices, row_bytes, outs, cols, x, results);
+    }
+    using Unit = typename ResultUnit<F, CARD_UNIT>::Type;
+    barrier();
+    UNROLL
+    for (u32 m = 0; m < MATRICES; m++) keep_results<Unit>(&memory[0].results[m], results[m]);
     barrier();
     NO_UNROLL
     for (u32 i = thread_index(); i < TILE_ROWS * TILE_OUTS; i += THREADS) {
         const u32 row = i / TILE_OUTS, out = i % TILE_OUTS;
-        if (out < outs) finish(row, out, tiles[0].values[i], GATED ? tiles[GATED ? 1 : 0].values[i] : 0.0f);
+        if (out < outs) finish(row, out, memory[0].results[0].values[i], memory[0].results[MATRICES - 1].values[i]);
     }
 }
 
-template <class F, bool GATED>
+/// With two matrices a gated product.
+template <class F, u32 MATRICES, class UNIT = CardUnit>
 DEVICE void mat_mul(const Operands& at, const MatArgs& a) {
     SHARED(u64, x, TILE_ROWS);
     const u32 first_out = block_x() * TILE_OUTS, first_row = block_y() * TILE_ROWS, rows = run_words(at)[a.rows_at];
@@ -190,14 +198,14 @@ DEVICE void mat_mul(const Operands& at, const MatArgs& a) {
     }
     barrier();
     const u64 first = static_cast<u64>(first_out) * a.row_bytes;
-    const u8* gate = w0_bytes(at) + a.w0_at_bytes + first;
-    const u8* up = GATED ? w1_bytes(at) + a.w1_at_bytes + first : nullptr;
-    product_tile<F, GATED>(gate, up, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up_product) {
-        if (first_row + row < rows) finish_product(at, a, first_row + row, first_out + out, product, GATED, up_product);
+    const u8* matrices[MATRICES] = {w0_bytes(at) + a.w0_at_bytes + first};
+    if constexpr (MATRICES == 2) matrices[1] = w1_bytes(at) + a.w1_at_bytes + first;
+    product_tile<F, UNIT>(matrices, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up) {
+        if (first_row + row < rows) finish_product(at, a, first_row + row, first_out + out, product, MATRICES == 2, up);
     });
 }
 
-template <class F, bool GATED>
+template <class F, u32 MATRICES, class UNIT = CardUnit>
 DEVICE void expert_mul(const Operands& at, const ExpertArgs& a) {
     SHARED(u64, x, TILE_ROWS);
     const u32* tiles = scratch_words(at) + a.tiles_at;
@@ -211,9 +219,9 @@ DEVICE void expert_mul(const Operands& at, const ExpertArgs& a) {
         x[thread_index()] = reinterpret_cast<u64>(input_pair<F>(at, a, pair_of(thread_index() < count ? thread_index() : count - 1)));
     barrier();
     const u64 first = static_cast<u64>(first_out) * a.row_bytes;
-    const u8* gate = slot_rows(at, a, a.w0_at_units, slot, a.row_offset) + first;
-    const u8* up = GATED ? slot_rows(at, a, a.w1_at_units, slot, a.up_row_offset) + first : nullptr;
-    product_tile<F, GATED>(gate, up, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up_product) {
-        if (row < count) finish_pair(at, a, expert, pair_of(row), first_out + out, product, GATED, up_product);
+    const u8* matrices[MATRICES] = {slot_rows(at, a, a.w0_at_units, slot, a.row_offset) + first};
+    if constexpr (MATRICES == 2) matrices[1] = slot_rows(at, a, a.w1_at_units, slot, a.up_row_offset) + first;
+    product_tile<F, UNIT>(matrices, a.row_bytes, a.outs - first_out, a.cols, x, [&](u32 row, u32 out, float product, float up) {
+        if (row < count) finish_pair(at, a, expert, pair_of(row), first_out + out, product, MATRICES == 2, up);
     });
 }

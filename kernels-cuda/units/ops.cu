@@ -6,4 +6,5 @@
 #include "../ops/attention.h"
 #include "../ops/indexer.h"
 #include "../ops/recurrent.h"
+#include "../ops/delta_chunks.h"
 #include "../ops/experts.h"

@@ -6,10 +6,15 @@ fn word_at(address: u32) -> u32 {
     return (weight_word(i) >> shift) | ((weight_word(i + 1u) << (31u - shift)) << 1u);
 }
 
+// Four words from a word on.
+fn aligned4(i: u32) -> vec4<u32> {
+    return vec4<u32>(weight_word(i), weight_word(i + 1u), weight_word(i + 2u), weight_word(i + 3u));
+}
+
 fn words4_at(address: u32) -> vec4<u32> {
     let i = address >> 2u;
     let shift = (address & 3u) * 8u;
-    let low = vec4<u32>(weight_word(i), weight_word(i + 1u), weight_word(i + 2u), weight_word(i + 3u));
+    let low = aligned4(i);
     let high = vec4<u32>(low.yzw, weight_word(i + 4u));
     return (low >> vec4<u32>(shift)) | ((high << vec4<u32>(31u - shift)) << vec4<u32>(1u));
 }
@@ -39,6 +44,11 @@ struct Sixteen {
     d: vec4<f32>,
 }
 
+struct ThirtyTwo {
+    low: Sixteen,
+    high: Sixteen,
+}
+
 fn bytes_f32(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xU8(word));
 }
@@ -52,9 +62,10 @@ fn spread4(bits: u32) -> u32 {
     return (bits & 1u) | ((bits & 2u) << 7u) | ((bits & 4u) << 14u) | ((bits & 8u) << 21u);
 }
 
-// -1 where a bit is set, else 1.
-fn signs4(bits: u32) -> vec4<f32> {
-    return vec4<f32>(1.0) - 2.0 * vec4<f32>((vec4<u32>(bits) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u));
+// Four values, negated where a bit is set.
+fn flipped4(v: vec4<f32>, bits: u32) -> vec4<f32> {
+    let signs = (vec4<u32>(bits) << vec4<u32>(31u, 30u, 29u, 28u)) & vec4<u32>(0x80000000u);
+    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(v) ^ signs);
 }
 
 // Sixteen codes of a byte each: scale * code + offset.

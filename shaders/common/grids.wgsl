@@ -1,4 +1,4 @@
-// Codebooks of the IQ and FP4 formats; their places are constants that the host adds.
+// Codebooks of the IQ formats; their places are constants that the host adds.
 
 @group(0) @binding(TABLES_BINDING) var<storage, read> tables: array<u32>;
 
@@ -13,20 +13,20 @@ fn signed_grid16(at: u32, indices: vec2<u32>, signs: vec2<u32>, scale: f32) -> S
     let first = at + 2u * indices.x;
     let second = at + 2u * indices.y;
     return Sixteen(
-        scale * bytes_f32(tables[first]) * signs4(signs.x),
-        scale * bytes_f32(tables[first + 1u]) * signs4(signs.x >> 4u),
-        scale * bytes_f32(tables[second]) * signs4(signs.y),
-        scale * bytes_f32(tables[second + 1u]) * signs4(signs.y >> 4u),
+        flipped4(scale * bytes_f32(tables[first]), signs.x),
+        flipped4(scale * bytes_f32(tables[first + 1u]), signs.x >> 4u),
+        flipped4(scale * bytes_f32(tables[second]), signs.y),
+        flipped4(scale * bytes_f32(tables[second + 1u]), signs.y >> 4u),
     );
 }
 
 // Four grid entries of four bytes, with sixteen signs.
 fn signed_fours(places: vec4<u32>, signs: u32, scale: f32) -> Sixteen {
     return Sixteen(
-        scale * bytes_f32(tables[places.x]) * signs4(signs),
-        scale * bytes_f32(tables[places.y]) * signs4(signs >> 4u),
-        scale * bytes_f32(tables[places.z]) * signs4(signs >> 8u),
-        scale * bytes_f32(tables[places.w]) * signs4(signs >> 12u),
+        flipped4(scale * bytes_f32(tables[places.x]), signs),
+        flipped4(scale * bytes_f32(tables[places.y]), signs >> 4u),
+        flipped4(scale * bytes_f32(tables[places.z]), signs >> 8u),
+        flipped4(scale * bytes_f32(tables[places.w]), signs >> 12u),
     );
 }
 
@@ -39,25 +39,5 @@ fn shifted_grid16(indices: vec2<u32>, scale: f32, delta: vec2<f32>) -> Sixteen {
         scale * (signed_bytes_f32(tables[first + 1u]) + vec4<f32>(delta.x)),
         scale * (signed_bytes_f32(tables[second]) + vec4<f32>(delta.y)),
         scale * (signed_bytes_f32(tables[second + 1u]) + vec4<f32>(delta.y)),
-    );
-}
-
-fn table4(at: u32, codes: u32) -> vec4<f32> {
-    let q = unpack4xU8(codes);
-    return vec4<f32>(
-        bitcast<f32>(tables[at + q.x]),
-        bitcast<f32>(tables[at + q.y]),
-        bitcast<f32>(tables[at + q.z]),
-        bitcast<f32>(tables[at + q.w]),
-    );
-}
-
-// Sixteen codes through a table of sixteen floats.
-fn table16(at: u32, codes: vec4<u32>, scale: f32) -> Sixteen {
-    return Sixteen(
-        scale * table4(at, codes.x),
-        scale * table4(at, codes.y),
-        scale * table4(at, codes.z),
-        scale * table4(at, codes.w),
     );
 }

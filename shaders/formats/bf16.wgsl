@@ -1,5 +1,5 @@
-const BLOCK_LEN: u32 = 16u;
-const BLOCK_BYTES: u32 = 32u;
+const BLOCK_LEN: u32 = 32u;
+const BLOCK_BYTES: u32 = 64u;
 const HAS_TAIL: bool = true;
 
 fn upper_halves(a: u32, b: u32) -> vec4<f32> {
@@ -7,8 +7,8 @@ fn upper_halves(a: u32, b: u32) -> vec4<f32> {
 }
 
 fn decode16(block: u32, part: u32) -> Sixteen {
-    let low = words4_at(block);
-    let high = words4_at(block + 16u);
+    let low = words4_at(block + 32u * part);
+    let high = words4_at(block + 32u * part + 16u);
     return Sixteen(
         upper_halves(low.x, low.y),
         upper_halves(low.z, low.w),

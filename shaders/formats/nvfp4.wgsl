@@ -1,7 +1,7 @@
 const BLOCK_LEN: u32 = 64u;
 const BLOCK_BYTES: u32 = 36u;
 const HAS_TAIL: bool = false;
-#include "common/grids.wgsl"
+#include "common/codes.wgsl"
 
 fn decode16(block: u32, part: u32) -> Sixteen {
     let scale = byte_at(block + part);
@@ -11,5 +11,5 @@ fn decode16(block: u32, part: u32) -> Sixteen {
     let d = select(select(normal, f32(mantissa) / 1024.0, exponent == 0u), 0.0, scale == 0x7fu);
     let q = words2_at(block + 4u + 8u * part);
     let codes = vec4<u32>(q, q >> vec2<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
-    return table16(E2M1_AT, codes, d);
+    return table16(E2M1_VALUES, codes, d);
 }

@@ -13,6 +13,18 @@ fn scale_and_min(packed: u32, group: u32) -> vec2<f32> {
     return vec2<f32>(f32(scale), f32(least));
 }
 
+fn decode32(block: u32, pair: u32) -> ThirtyTwo {
+    let packed = scale_and_min(block + 4u, pair);
+    let i = (block >> 2u) + 4u + 8u * (pair / 2u);
+    let d = unpack2x16float(weight_word(block >> 2u));
+    let scale = d.x * packed.x;
+    let least = -(d.y * packed.y);
+    return ThirtyTwo(
+        affine16(nibbles4(aligned4(i), pair % 2u), scale, least),
+        affine16(nibbles4(aligned4(i + 4u), pair % 2u), scale, least),
+    );
+}
+
 fn decode16(block: u32, part: u32) -> Sixteen {
     let group = part / 2u;
     let packed = scale_and_min(block + 4u, group);

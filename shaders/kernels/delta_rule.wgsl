@@ -2,7 +2,7 @@
 // the state, in workgroup memory where it fits.
 
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 #include "common/rows.wgsl"
 
 const HELD_KEYS: u32 = 128u;

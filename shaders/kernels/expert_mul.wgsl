@@ -1,8 +1,8 @@
-// One expert's matrix times a tile of its choices: one thread an output.
+// One expert's matrix times a tile of its choices.
 
 #include "common/experts.wgsl"
 
-var<workgroup> pairs: array<u32, BATCH>;
+var<workgroup> pairs: array<u32, TILE_ROWS>;
 
 fn x_place(n: u32) -> u32 {
     return input_place(pairs[n]);
@@ -15,20 +15,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let expert = select(0u, scratch[entry], known);
     let first = select(0u, scratch[entry + 1u], known);
     let count = select(0u, scratch[entry + 2u], known);
-    for (var n = thread; n < BATCH; n += THREADS) {
+    for (var n = thread; n < TILE_ROWS; n += THREADS) {
         pairs[n] = select(0u, scratch[args.choices_at + first + min(n, max(count, 1u) - 1u)], known);
     }
     workgroupBarrier();
     let slot = slot_of(expert);
-    let output = group.x * THREADS + thread;
-    if (count == 0u || slot == NONE || output >= args.outs) {
+    // An expert that is not here is computed as if it were the first slot's, and not stored.
+    held_slot = select(slot, 0u, slot == NONE);
+    first_output = group.x * TILE_OUTS;
+    if (known) {
+        add_products(thread, args.cols);
+    }
+    if (slot == NONE) {
         return;
     }
-    let second_place = matrix_place(args.w1_at_units, slot, args.up_row_offset + output);
-    add_products(matrix_place(args.w0_at_units, slot, args.row_offset + output), second_place, args.cols, 0u);
-    for (var n = 0u; n < BATCH; n++) {
-        if (n < count) {
-            store(pairs[n], expert, output, sums[n], second_sums[n]);
-        }
+#repeat n BATCH
+    let row$n = row_in_tile(thread, $nu);
+#repeat o OUTS
+    let output$n_$o = first_output + output_in_tile(thread, $ou);
+    if (row$n < count && output$n_$o < args.outs) {
+        store(pairs[row$n], expert, output$n_$o, sums[$nu * OUTS + $ou], second_sums[$nu * OUTS + $ou]);
     }
+#end
+#end
 }

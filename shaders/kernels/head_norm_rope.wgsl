@@ -1,5 +1,5 @@
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 #include "common/rotate.wgsl"
 
 @compute @workgroup_size(THREADS)

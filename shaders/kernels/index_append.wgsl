@@ -1,7 +1,7 @@
 // A row stores its raw key; the row that completes a block stores the block's pooled key.
 
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 #include "common/rows.wgsl"
 #include "common/rotate.wgsl"
 

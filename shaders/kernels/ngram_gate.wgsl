@@ -1,5 +1,5 @@
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 #include "common/functions.wgsl"
 
 fn vector_at(at: u32) -> f32 {

@@ -1,5 +1,5 @@
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

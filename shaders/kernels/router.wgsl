@@ -1,7 +1,7 @@
 // Softmax over the experts, then the best one after the other; of equals the lower.
 
 #include "common/work.wgsl"
-#include "common/sum.wgsl"
+#include "sum"
 
 
 

@@ -2,6 +2,7 @@
 //! [`FINDERS`](super::FINDERS) with one [`Finder`]; everything that looks for cards goes through [`survey`].
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -232,6 +233,8 @@ pub fn same_uuid(a: &str, b: &str) -> bool {
 pub struct CardOptions {
     /// Set it from anywhere to end the run at hand. The owner resets it.
     pub cancel: Arc<AtomicBool>,
+    /// Where compiled kernels may be kept between starts.
+    pub cache_folder: Option<PathBuf>,
 }
 
 /// Finds and opens the cards of one interface. Nothing here may panic, whatever the driver does.

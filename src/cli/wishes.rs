@@ -23,7 +23,7 @@ pub struct WishArgs {
     /// Layers of each card, in the order of the cards: 0-23,24-47 [default: auto]
     #[arg(long, value_name = "A-B,...")]
     pub layer_split: Option<String>,
-    /// Memory that stays free on every card, beside what the plan keeps free anyway: 1.5GiB
+    /// Memory that stays free on every card, where the plan would keep less: 1.5GiB
     #[arg(long, value_name = "SIZE")]
     pub reserve: Option<String>,
     /// Most experts on all cards together
@@ -32,7 +32,7 @@ pub struct WishArgs {
     /// Cells of keys and values that stay on the card; the others lie in RAM [default: all]
     #[arg(long, value_name = "N")]
     pub resident_kv: Option<u32>,
-    /// Most RAM for everything
+    /// Most RAM for everything [default: none]
     #[arg(long, value_name = "SIZE")]
     pub ram_budget: Option<String>,
     /// What RAM keeps of the experts: auto, all, complement, disk
@@ -61,7 +61,7 @@ impl WishArgs {
             device: self.device.clone(),
             reserve: self.reserve.clone(),
             expert_slots: self.expert_slots,
-            layer_split: self.layer_split.clone().filter(|split| split != "auto"),
+            layer_split: self.layer_split.clone(),
             resident_kv: self.resident_kv,
             ram_budget: self.ram_budget.clone(),
             ram_experts: self.ram_experts.clone(),

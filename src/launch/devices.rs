@@ -9,7 +9,7 @@ use crate::backend::discovery::{CardOptions, NamedCard, Survey, survey};
 use crate::backend::{Backend, CardUse, Faults, Finder, VirtualCard, VirtualFacts};
 use crate::engine::EngineError;
 use crate::plan::{BackendKind, Card, Machine};
-use crate::probe::interface_of;
+use crate::probe::{cache_folder, interface_of};
 use crate::program::KvFormat;
 
 type Opened = Result<Box<dyn Backend>, LaunchError>;
@@ -67,7 +67,7 @@ impl Opener<'_> {
         let finder = self.drivers.finder(card.backend).ok_or_else(|| no_backend(card))?;
         let found = self.drivers.locate(card).ok_or_else(|| LaunchError::NoSuchCard { card: card.id.clone() })?;
         let named = NamedCard { id: card.id.clone(), ..found.clone() };
-        let options = CardOptions { cancel: Arc::clone(&self.cpu.cancel) };
+        let options = CardOptions { cancel: Arc::clone(&self.cpu.cancel), cache_folder: cache_folder() };
         finder.open(&named, &options).map_err(|e| LaunchError::Engine(EngineError::Backend(e)))
     }
 }

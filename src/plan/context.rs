@@ -152,10 +152,14 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
         return wrong(format!("--checkpoints {} is more than {}", limits.checkpoints, rules::MAX_CHECKPOINTS));
     }
     if limits.draft && model.draft.is_none() {
-        return wrong("--draft on: the model has no draft block (give its file, or use --draft off)".into());
+        return wrong(
+            "--draft on: the model has no draft block inside; use --draft off ('strata plan' takes one by --draft-file)".into(),
+        );
     }
     if limits.vision && model.vision.is_none() {
-        return wrong("--vision on: no vision encoder was given (give its file, or use --vision off)".into());
+        return wrong(
+            "--vision on: no vision encoder is there; use --vision off ('strata plan' takes one by --vision-file)".into(),
+        );
     }
     if limits.stage_arenas.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
         return wrong("measured arenas need an explicit layer split with as many stages".into());

@@ -38,6 +38,11 @@ impl Supply {
     pub fn usable(&self) -> u64 {
         self.capacity.saturating_sub(self.floor)
     }
+
+    /// Bytes that are missing for `needed` and the floor.
+    fn short(&self, needed: u64) -> u64 {
+        (needed + self.floor).saturating_sub(self.capacity)
+    }
 }
 
 /// The host's pools, made once a plan.
@@ -103,19 +108,19 @@ pub fn host_cap(ctx: &Context<'_>, card: usize, chunk: u32) -> u64 {
     ram.min(commit.saturating_sub(own))
 }
 
-fn ram_supply(ctx: &Context<'_>) -> Supply {
+fn ram_supply(ctx: &mut Context<'_>) -> Supply {
     let host = &ctx.machine.host;
-    let display = ctx.machine.cards.iter().any(|c| c.drives_display && c.backend != BackendKind::Cpu);
-    let (floor, floor_why) = rules::ram_floor(host, display);
-    let mut capacity = host.ram_available.0;
-    let mut why = format!("available RAM; floor: {floor_why}");
-    if let Some(limit) = host.container_limit {
-        let left = limit.0.saturating_sub(host.container_used.unwrap_or_default().0);
-        if left < capacity {
-            capacity = left;
-            why = format!("what the container's limit leaves; floor: {floor_why}");
-        }
+    if host.container_limit.is_some() && host.container_used.is_none() {
+        ctx.notes.add("the container's use of its memory", "0", "not in the machine's facts");
     }
+    let display = ctx.machine.cards.iter().any(|c| c.drives_display && c.backend != BackendKind::Cpu);
+    let left = host.container_limit.map(|limit| limit.0.saturating_sub(host.container_used.unwrap_or_default().0));
+    // A limit above what is available anyway binds nobody.
+    let contained = left.filter(|left| *left < host.ram_available.0);
+    let (floor, floor_why) = rules::ram_floor(host, display, contained.is_some());
+    let capacity = contained.unwrap_or(host.ram_available.0);
+    let what = if contained.is_some() { "what the container's limit leaves" } else { "available RAM" };
+    let why = format!("{what}; floor: {floor_why}");
     match ctx.limits.ram_budget {
         Some(budget) if budget < capacity.saturating_sub(floor) => {
             Supply { capacity: budget, floor: 0, why: "--ram-budget".into() }
@@ -271,9 +276,9 @@ fn finish(
     let slices = left / rules::PIN_SLICE_BYTES * rules::PIN_SLICE_BYTES;
     let pinned_experts = if sums.device_bytes == 0 { 0 } else { ram_experts.min(slices) };
     let short = HostShort {
-        ram: ram_bytes.saturating_sub(supplies.ram.usable()),
-        pinned: fixed_pinned.saturating_sub(supply.usable()),
-        commit: supplies.commit.as_ref().map_or(0, |c| commit_bytes.saturating_sub(c.usable())),
+        ram: supplies.ram.short(ram_bytes),
+        pinned: supply.short(fixed_pinned),
+        commit: supplies.commit.as_ref().map_or(0, |c| c.short(commit_bytes)),
     };
     HostNeed {
         by,

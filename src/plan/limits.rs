@@ -284,9 +284,10 @@ impl Limits {
             limits.held_cards = choose("held-cards", held, &choices, "refuse, use")?;
         }
         limits.reserve = flags.reserve.as_deref().map(|v| size("reserve", v)).transpose()?;
-        limits.ram_budget = flags.ram_budget.as_deref().map(|v| size("ram-budget", v)).transpose()?;
+        let budget = flags.ram_budget.as_deref().filter(|v| *v != "none");
+        limits.ram_budget = budget.map(|v| size("ram-budget", v)).transpose()?;
         limits.cache_ram = flags.cache_ram.as_deref().map(|v| size("cache-ram", v)).transpose()?.unwrap_or(limits.cache_ram);
-        limits.layer_split = flags.layer_split.as_deref().map(parse_layer_split).transpose()?;
+        limits.layer_split = flags.layer_split.as_deref().filter(|v| *v != "auto").map(parse_layer_split).transpose()?;
         limits.devices =
             flags.device.as_deref().filter(|v| *v != "auto").map(|v| v.split(',').map(|id| id.trim().to_string()).collect());
         limits.slots = flags.slots.unwrap_or(limits.slots);

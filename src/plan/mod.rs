@@ -12,6 +12,7 @@ mod machine;
 mod model;
 mod planner;
 mod refusal;
+mod remedy;
 mod report;
 mod rows;
 mod rules;
@@ -33,7 +34,8 @@ pub use model::{
     NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
 pub use planner::{Alternative, Capability, CardCheck, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, plan};
-pub use refusal::{HeldCard, Refusal, RefusalKind, Remedy, largest_context};
+pub use refusal::{HeldCard, Refusal, RefusalKind};
+pub use remedy::{Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
 pub use rules::{Assumption, held_bytes};

@@ -8,7 +8,8 @@ use super::host::{self, HostNeed, HostSupplies, LayoutSums};
 use super::limits::{HeldCards, KvType, LayerRange, Limits, RamExperts, StageArenas};
 use super::machine::Machine;
 use super::model::PlanModel;
-use super::refusal::{self, HeldCard, Refusal};
+use super::refusal::{HeldCard, Refusal};
+use super::remedy;
 use super::rows::{self, PoolSheet, Row, SizedStage};
 use super::rules::{self, Assumption};
 use super::search::{self, Layout, Weights};
@@ -181,7 +182,7 @@ impl Plan {
 /// The plan, or a refusal with remedies that were each planned and found to fit.
 pub fn plan(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result<Plan, Box<Refusal>> {
     decide(model, machine, limits, true).map_err(|mut refusal| {
-        refusal::add_remedies(&mut refusal, model, machine, limits);
+        remedy::add_remedies(&mut refusal, model, machine, limits);
         refusal
     })
 }
@@ -223,7 +224,7 @@ fn leaves_out_held(ctx: &Context<'_>, best: &Layout, held: &[HeldCard]) -> bool 
     if unused.is_empty() {
         return false;
     }
-    let freed = refusal::with_cards_freed(ctx.machine, &unused);
+    let freed = remedy::with_cards_freed(ctx.machine, &unused);
     let Ok(plan) = decide(ctx.model, &freed, ctx.limits, false) else { return true };
     plan.stages.iter().any(|s| unused.contains(&s.card_id.as_str()))
 }

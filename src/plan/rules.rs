@@ -30,8 +30,8 @@ pub fn card_floor(card: &Card) -> (u64, &'static str) {
 }
 
 /// RAM that stays available to everything else.
-pub fn ram_floor(host: &Host, display: bool) -> (u64, &'static str) {
-    if host.container_limit.is_some() {
+pub fn ram_floor(host: &Host, display: bool, contained: bool) -> (u64, &'static str) {
+    if contained {
         return (512 * MIB, "a container of our own");
     }
     match (host.os, display) {

@@ -99,7 +99,8 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
     let room = facts.capacity.saturating_sub(facts.floor);
     let fixed = bytes.packed();
     let mut held = vec![0; range.len() as usize];
-    let mut short_bytes = fixed.saturating_sub(room);
+    let short = |needed: u64| (needed + facts.floor).saturating_sub(facts.capacity);
+    let mut short_bytes = short(fixed);
     let mut all_held = !has_experts(ctx, range);
     if facts.in_place {
         take_all(ctx, range, &mut held);
@@ -111,7 +112,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
             if built.is_none() {
                 add_partial(ctx, range, chunk, &mut bytes);
             }
-            short_bytes = bytes.packed().saturating_sub(room);
+            short_bytes = short(bytes.packed());
             let beside = bytes.packed() - fixed;
             all_held = size_slots(ctx, range, left.saturating_sub(beside), &mut held);
         }

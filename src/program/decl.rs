@@ -92,7 +92,7 @@ impl WeightDecl {
 }
 
 /// How keys and values are cached. Block formats run along a head: a cell is as many blocks as its elements need.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum KvFormat {
     F32,
     F16,
@@ -260,6 +260,8 @@ pub enum InputKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputKind {
     Logits,
+    /// Normed rows of the residual, to be pooled.
+    Embedding,
     /// The residual streams for the next stage.
     HandOff,
 }

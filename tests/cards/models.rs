@@ -11,6 +11,7 @@ use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::engine::{Engine, OpenOptions, Placement};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
+use strata::program::KvFormat;
 use strata::units::TokenId;
 
 const CONTEXT: u32 = 64;
@@ -20,6 +21,10 @@ const LAYERS: u32 = 8;
 
 /// Opens a model on devices, each with the layers up to one of `ends`.
 fn open_on(name: &str, devices: Vec<(u32, Box<dyn Backend>)>) -> Engine {
+    open_with(name, devices, options(Mode::Fast, CONTEXT, CHUNK).kv)
+}
+
+fn open_with(name: &str, devices: Vec<(u32, Box<dyn Backend>)>, kv: KvFormat) -> Engine {
     let files = Arc::new(ModelFiles::open(model_path(name)).unwrap());
     let model = Arc::new(Model::open(&files).unwrap());
     let mut start = 0;
@@ -27,7 +32,7 @@ fn open_on(name: &str, devices: Vec<(u32, Box<dyn Backend>)>) -> Engine {
         let layers = std::mem::replace(&mut start, end)..end;
         Placement { layers, backend }
     });
-    let options = OpenOptions { undo_tokens: 2, ..options(Mode::Fast, CONTEXT, CHUNK) };
+    let options = OpenOptions { undo_tokens: 2, kv, ..options(Mode::Fast, CONTEXT, CHUNK) };
     Engine::open_split(files, model, placements.collect(), options, &mut |_| ()).unwrap()
 }
 
@@ -79,6 +84,25 @@ fn every_fixture_gives_on_every_kind_of_card_what_the_processor_gives() {
         }
     }
     zoo.assert_given_back("after all models");
+}
+
+/// A key or value between two codes may fall to the one on the processor and to the other on a card: a step of 1/127 or 1/8 of the
+/// largest of its block.
+#[test]
+fn caches_of_blocks_give_on_every_kind_of_card_what_they_give_on_the_processor() {
+    let zoo = Zoo::new("");
+    let name = TRAINED[0];
+    let halves = session(&mut open_on(name, vec![(LAYERS, processor())]), name);
+    for (kv, bound) in [(KvFormat::Q8_0, 2e-3), (KvFormat::K8V4, 1e-2), (KvFormat::Q4_0, 1e-2)] {
+        let expected = session(&mut open_with(name, vec![(LAYERS, processor())], kv), name);
+        assert!(distance(&expected, &halves) > 0.0, "{} changes nothing", kv.name());
+        for (kind, card) in zoo.kinds() {
+            let found = session(&mut open_with(name, vec![(LAYERS, card)], kv), name);
+            let d = distance(&found, &expected);
+            println!("{name}, {} on {kind}: relative L2 {d:.2e} from the processor", kv.name());
+            assert!(d <= bound, "{name}, {} on {kind}: {d:.2e}", kv.name());
+        }
+    }
 }
 
 /// The bounds of the processor's fast mode: no further from the float32 reference than the peer.

@@ -2,12 +2,15 @@
 
 use super::skip::skipped;
 use strata::backend::discovery::{CardOptions, NamedCard, survey};
-use strata::backend::webgpu::{Tuning, VULKAN, WebGpuBackend};
+use strata::backend::webgpu::{BROADCAST_THREADS, Tuning, VULKAN, WebGpuBackend};
 
-/// Numbers that kernels are made for: those of a processor that plays a card, and those of cards.
-pub const TUNINGS: [(&str, Tuning); 2] = [
-    ("one lane", Tuning { threads: 64, lanes: 1, matrix_rows: 16, delta_threads: 32 }),
-    ("32 lanes", Tuning { threads: 64, lanes: 32, matrix_rows: 16, delta_threads: 32 }),
+/// Kernels as they are made for a processor that plays a card, for cards with subgroups of one size (here the software driver's),
+/// and for cards without.
+pub const TUNINGS: [(&str, Tuning); 4] = [
+    ("processor", Tuning::processor(BROADCAST_THREADS)),
+    ("subgroups", Tuning::subgroups(BROADCAST_THREADS)),
+    ("one lane", Tuning::modest()),
+    ("32 lanes", Tuning::plain(32)),
 ];
 
 /// Mesa's software driver, or nothing: then the tests that need it say so.

@@ -2,7 +2,9 @@
 //! the wish move the plan in the right direction only.
 
 use super::random::Random;
-use strata::plan::{BackendKind, Limits, Machine, Plan, PlanModel, RefusalKind, Size, decide, plan, verify};
+use strata::plan::{
+    BackendKind, HeldCards, Limits, Machine, Plan, PlanFlags, PlanModel, RefusalKind, Size, decide, plan, verify,
+};
 
 const TRIPLES: u64 = 100_000;
 const MIB: u64 = 1 << 20;
@@ -110,18 +112,62 @@ fn a_hundred_thousand_random_triples() {
     assert!(partial > TRIPLES / 50 && several > TRIPLES / 50, "{partial} partial, {several} over several cards");
 }
 
-#[test]
-fn every_remedy_of_a_refusal_was_planned() {
-    let mut remedies = 0;
-    for seed in 0..2000 {
-        let (_, model, machine, limits) = triple(seed);
-        let Err(refusal) = plan(&model, &machine, &limits) else { continue };
-        remedies += refusal.remedies.len();
-        if let Some(context) = refusal.largest_context.filter(|c| Some(*c) != limits.context) {
-            let with = |c: u32| decide(&model, &machine, &Limits { context: Some(c), ..limits.clone() }, false);
-            assert!(with(context).is_ok(), "seed {seed}: {context} does not fit");
-            assert!(with(context + 256).is_err(), "seed {seed}: more than {context} fits");
+/// The wishes with the flags of a remedy, read as a user's flags are.
+fn with_flags(limits: &Limits, change: &str) -> Limits {
+    let mut changed = limits.clone();
+    let words: Vec<&str> = change.split(' ').collect();
+    for pair in words.chunks(2) {
+        let value = Some(pair[1].to_string());
+        let number = || pair[1].parse::<u32>().ok();
+        let read = |flags: PlanFlags| Limits::from_flags(&flags).unwrap();
+        let none = PlanFlags::default();
+        match pair[0] {
+            "--context" => changed.context = number(),
+            "--prefill" => changed.prefill = number(),
+            "--parallel" => changed.slots = number().unwrap(),
+            "--checkpoints" => changed.checkpoints = number().unwrap(),
+            "--kv" => changed.kv = read(PlanFlags { kv: value, ..none }).kv,
+            "--draft" => changed.draft = read(PlanFlags { draft: value, ..none }).draft,
+            "--vision" => changed.vision = read(PlanFlags { vision: value, ..none }).vision,
+            "--device" => changed.devices = read(PlanFlags { device: value, ..none }).devices,
+            "--layer-split" => changed.layer_split = read(PlanFlags { layer_split: value, ..none }).layer_split,
+            "--reserve" => changed.reserve = read(PlanFlags { reserve: value, ..none }).reserve,
+            "--cache-ram" => changed.cache_ram = read(PlanFlags { cache_ram: value, ..none }).cache_ram,
+            "--ram-budget" => changed.ram_budget = read(PlanFlags { ram_budget: value, ..none }).ram_budget,
+            "--ram-experts" => changed.ram_experts = read(PlanFlags { ram_experts: value, ..none }).ram_experts,
+            "--held-cards" => changed.held_cards = read(PlanFlags { held_cards: value, ..none }).held_cards,
+            other => panic!("{other} is a flag that no verb has"),
         }
     }
-    assert!(remedies > 300, "{remedies} remedies");
+    changed
+}
+
+#[test]
+fn every_remedy_of_a_refusal_fits_as_it_is_told() {
+    let (mut remedies, mut flags) = (0, 0);
+    for seed in 0..2000 {
+        let (_, model, machine, limits) = triple(seed);
+        let limits = Limits { held_cards: if seed % 2 == 0 { HeldCards::Use } else { HeldCards::Refuse }, ..limits };
+        let Err(refusal) = plan(&model, &machine, &limits) else { continue };
+        remedies += refusal.remedies.len();
+        for remedy in refusal.remedies.iter().filter(|r| r.change.starts_with("--")) {
+            flags += 1;
+            let changed = with_flags(&limits, &remedy.change);
+            let planned = decide(&model, &machine, &changed, false);
+            assert!(planned.is_ok(), "seed {seed}: {} does not fit: {}", remedy.change, planned.unwrap_err());
+        }
+        let as_is = Limits { held_cards: HeldCards::Use, ..limits.clone() };
+        let with = |c: u32| decide(&model, &machine, &Limits { context: Some(c), ..as_is.clone() }, false);
+        match refusal.largest_context.filter(|c| Some(*c) != limits.context) {
+            Some(context) => {
+                assert!(with(context).is_ok(), "seed {seed}: {context} does not fit");
+                assert!(with(context + 256).is_err(), "seed {seed}: more than {context} fits");
+            }
+            None if refusal.kind == RefusalKind::DoesNotFit && refusal.largest_context.is_none() => {
+                assert!(with(1).is_err(), "seed {seed}: one token fits");
+            }
+            None => {}
+        }
+    }
+    assert!(remedies > 300 && flags > 200, "{remedies} remedies, {flags} of them flags");
 }

@@ -54,6 +54,12 @@ std::vector<u32> decode(const Vectors& v) {
     } else {
         for (size_t o = 0; o < len / 8; o++) {
             const Octet octet = F::octet(v.blocks.data(), static_cast<u32>(o));
+            const Octet leader = F::octet(v.blocks.data(), static_cast<u32>(o / (F::SCALE_COLS / 8) * (F::SCALE_COLS / 8)));
+            if (bits(octet.scale) != bits(leader.scale) || bits(octet.offset) != bits(leader.offset)) {
+                printf("octet %zu has a scale of its own\n", o);
+                weights[8 * o] = ~0u;
+                continue;
+            }
             for (u32 j = 0; j < 8; j++) {
                 const float product = octet.scale * static_cast<float>(static_cast<i8>(octet.q[j / 4] >> (8 * (j % 4))));
                 // Formats without an offset add nothing, not even a zero that could change the sign of one.

@@ -1,124 +1,15 @@
 // Kernels against plain arithmetic in double precision, on waves of 32 and 64 lanes, with threads in both orders.
 //
-//   kernels_test FOLDER    the folder of tests/sim/build
+//   kernels_test FOLDER [UNIT]    the folder of tests/sim/build; one unit of kernels-cuda/units, or all
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <numeric>
-#include <random>
-#include <string>
-#include <vector>
 
-#include "../../kernels-cuda/prelude.h"
-#include "../../kernels-cuda/formats/all.h"
-#include "../../kernels-cuda/rounded.h"
+#include "bench.h"
 
 namespace {
-
-SimgpuFind find_kernel;
-SimgpuLaunchFn run_kernel;
-int failures = 0;
-size_t compared = 0;
-unsigned wave = 32;
-int reversed = 0;
-
-using Floats = std::vector<float>;
-
-std::mt19937 generator(7);
-Floats noise(size_t n) {
-    std::uniform_real_distribution<float> between(-1, 1);
-    Floats values(n);
-    for (auto& v : values) v = between(generator);
-    return values;
-}
-
-/// Memory of a launch, as words; a place in it is an offset in words, aligned to 256 bytes.
-struct Memory {
-    std::vector<u32> words;
-    u32 add(const void* data, size_t bytes) {
-        const size_t at = words.size();
-        words.resize((at + (bytes + 3) / 4 + 63) / 64 * 64, 0xffffffffu);
-        std::memcpy(words.data() + at, data, bytes);
-        return static_cast<u32>(at);
-    }
-    template <class T>
-    u32 add(const std::vector<T>& v) {
-        return add(v.data(), v.size() * sizeof(T));
-    }
-    u32 room(size_t count) { return add(std::vector<u32>(count, 0xffffffffu)); }
-    const float* floats(u32 at) const { return reinterpret_cast<const float*>(words.data() + at); }
-    u64 address() { return reinterpret_cast<u64>(words.data()); }
-};
-
-/// All memories of a launch; the run block of rows of one sequence.
-struct Bench {
-    Memory run, w0, w1, w2, state, work, scratch;
-
-    explicit Bench(u32 rows, u32 index = 0, const std::vector<u32>& versions = {}) {
-        std::vector<u32> block = {rows, rows, 1, 8 + rows * ROW_WORDS, 8 + rows * ROW_WORDS + SPAN_WORDS, 0, 0, 0};
-        for (u32 i = 0; i < rows; i++) {
-            const u32 read = versions.empty() ? 0 : versions[i], write = versions.empty() ? 0 : versions[i + 1];
-            for (u32 word : {0u, index + i, read, write, 0u, i, 0u, 0u}) block.push_back(word);
-        }
-        for (u32 word : {0u, rows, 0u, index}) block.push_back(word);
-        for (u32 i = 0; i < rows; i++) block.push_back(i);
-        run.add(block);
-    }
-    template <class ARGS>
-    void launch(const std::string& name, const ARGS& args, u32 x, u32 y = 1, u32 z = 1) {
-        const simt::Kernel* kernel = find_kernel(name.c_str());
-        if (!kernel) return printf("no kernel %s\n", name.c_str()), exit(1);
-        Operands at = {run.address(), w0.address(), w1.address(), w2.address(), state.address(), work.address(), scratch.address()};
-        ARGS copy = args;
-        void* arguments[] = {&at, &copy};
-        const SimgpuLaunch launch = {{x, y, z}, {THREADS, 1, 1}, 0, arguments, wave, reversed, 1, 0xff};
-        if (run_kernel(kernel, &launch)) printf("%s: deadlock\n", name.c_str()), failures++;
-    }
-};
-
-void expect(const std::string& what, size_t i, double got, double want, double bound) {
-    compared++;
-    if (std::fabs(got - want) <= bound) return;
-    if (failures++ < 40) printf("%s: element %zu is %.7g, expected %.7g (wave %u, reversed %d)\n", what.c_str(), i, got, want, wave, reversed);
-}
-
-/// A matrix of random blocks whose scales are plain numbers, and its values.
-struct Matrix {
-    std::vector<u8> bytes;
-    std::vector<double> values;
-    u32 rows, cols, row_bytes;
-};
-template <class F>
-Matrix random_matrix(u32 rows, u32 cols, u32 block_len, u32 block_bytes) {
-    Matrix m{{}, std::vector<double>(size_t{rows} * cols), rows, cols, cols / block_len * block_bytes};
-    m.bytes.resize(size_t{rows} * m.row_bytes);
-    for (u32 row = 0; row < rows; row++) {
-        u8* bytes = m.bytes.data() + size_t{row} * m.row_bytes;
-        for (u32 block = 0; block < cols / block_len; block++) {
-            // Drawn again until all weights of the block are moderate.
-            for (bool good = false; !good;) {
-                for (u32 i = 0; i < block_bytes; i++) bytes[block * block_bytes + i] = static_cast<u8>(generator());
-                good = true;
-                for (u32 i = 0; i < block_len; i++) {
-                    double value;
-                    if constexpr (F::FLOATS) {
-                        value = F::weight(bytes + block * block_bytes, i);
-                    } else {
-                        const Octet o = F::octet(bytes + block * block_bytes, i / 8);
-                        value = o.scale * static_cast<i8>(o.q[i / 4 % 2] >> (8 * (i % 4))) + o.offset;
-                    }
-                    good &= std::fabs(value) < 100;
-                    m.values[size_t{row} * cols + block * block_len + i] = value;
-                }
-            }
-        }
-    }
-    return m;
-}
 
 double dot(const Matrix& m, u32 row, const float* x, double* size) {
     double sum = 0;
@@ -132,19 +23,12 @@ double dot(const Matrix& m, u32 row, const float* x, double* size) {
 
 double silu_of(double x) { return x / (1 + std::exp(-x)); }
 
-/// Rounds the rows at `x_at` of the work memory into the scratch.
-u32 quantise_rows(Bench& b, u32 x_at, u32 rows, u32 width, u32 stride) {
-    const u32 q_at = b.scratch.room(size_t{rows} * width / 32 * ROUNDED_WORDS);
-    QuantiseArgs q{};
-    q.x_at = x_at, q.x_stride = stride, q.width = width, q.q_at = q_at, q.q_stride = width / 32 * ROUNDED_WORDS;
-    b.launch("quantise", q, (width + 255) / 256, rows);
-    return q_at;
-}
-
 /// Products of all shapes of one format.
 template <class F>
-void products(const std::string& suffix, u32 block_len, u32 block_bytes) {
-    const u32 cols = std::max(block_len * 2, 96u), outs = 70;
+void products(const std::string& suffix, u32 block_len, u32 block_bytes, u32 cols) {
+    // Rounded activations have 15 bits for the largest of 32.
+    const double precision = F::FLOATS ? 2e-6 : 1e-4;
+    const u32 outs = 70;
     const Matrix gate = random_matrix<F>(outs, cols, block_len, block_bytes), up = random_matrix<F>(outs, cols, block_len, block_bytes);
     for (u32 rows : {1u, 3u, 8u, 37u})
         for (bool gated : {false, true}) {
@@ -167,7 +51,7 @@ void products(const std::string& suffix, u32 block_len, u32 block_bytes) {
                     double size, up_size;
                     const double g = dot(gate, o, &x[size_t{row} * cols], &size), u = dot(up, o, &x[size_t{row} * cols], &up_size);
                     const double want = gated ? silu_of(g) * u : g + bias[o];
-                    const double bound = gated ? 2e-4 * (size * (std::fabs(u) + up_size) + up_size) : 1e-4 * size;
+                    const double bound = precision * (gated ? 2 * (size * (std::fabs(u) + up_size) + up_size) : size);
                     expect(suffix + (gated ? " gated" : ""), size_t{row} * outs + o, b.work.floats(a.out_at)[row * outs + o], want, bound + 1e-6);
                 }
         }
@@ -221,20 +105,109 @@ void experts(const std::string& suffix, u32 block_len, u32 block_bytes) {
         }
 }
 
-void attention_sees_its_cells() {
-    const u32 heads = 4, kv_heads = 2, dim = 80, cells = 64, rows = 3, index = 40, ratio = 4;
+/// A block of 32 by the sequential code of src/quant/legacy.rs.
+std::vector<u8> encode_block(const std::string& format, const float* x) {
+    std::vector<u8> bytes(format == "q8_0" ? 34 : 18);
+    auto inverse_of = [](float d) { return std::isfinite(1.0f / d) ? 1.0f / d : 0.0f; };
+    float d = 0.0f;
+    if (format == "q8_0") {
+        for (u32 i = 0; i < 32; i++) d = std::fmax(std::fabs(x[i]), d);
+        d /= 127.0f;
+        for (u32 i = 0; i < 32; i++) bytes[2 + i] = static_cast<u8>(static_cast<i8>(std::round(x[i] * inverse_of(d))));
+    } else {
+        for (u32 i = 0; i < 32; i++)
+            if (std::fabs(x[i]) > std::fabs(d)) d = x[i];
+        d /= -8.0f;
+        auto code = [&](u32 i) { return static_cast<u32>(std::fmin(std::fmax(x[i] * inverse_of(d) + 8.5f, 0.0f), 15.0f)); };
+        for (u32 i = 0; i < 16; i++) bytes[2 + i] = static_cast<u8>(code(i) | code(i + 16) << 4);
+    }
+    const u16 scale = float_to_half(d);
+    std::memcpy(bytes.data(), &scale, 2);
+    return bytes;
+}
+
+/// How a cell of a head lies in the cache: the formats of keys and values.
+struct CacheKind {
+    const char *name, *keys, *values;
+};
+const CacheKind CACHE_KINDS[] = {{"f32", "f32", "f32"}, {"f16", "f16", "f16"}, {"int8", "q8_0", "q8_0"}, {"k8v4", "q8_0", "q4_0"}, {"q4_0", "q4_0", "q4_0"}};
+
+/// Appends a cell of `dim` elements; `kept` is what they are in the cache.
+void add_cell(std::vector<u8>* bytes, const std::string& format, const float* x, u32 dim, float* kept) {
+    auto add = [&](const void* from, size_t n) { bytes->insert(bytes->end(), static_cast<const u8*>(from), static_cast<const u8*>(from) + n); };
+    for (u32 i = 0; i < dim; i += format[0] == 'q' ? 32 : 1) {
+        if (format == "f32") {
+            add(&x[i], 4), kept[i] = x[i];
+        } else if (format == "f16") {
+            const u16 half = float_to_half(x[i]);
+            add(&half, 2), kept[i] = half_to_float(half);
+        } else {
+            float padded[32] = {};
+            std::copy(x + i, x + std::min(i + 32, dim), padded);
+            const std::vector<u8> block = encode_block(format, padded);
+            add(block.data(), block.size());
+            for (u32 j = 0; j < 32 && i + j < dim; j++) {
+                const Octet o = format == "q8_0" ? Q8_0::octet(block.data(), j / 8) : Q4_0::octet(block.data(), j / 8);
+                kept[i + j] = o.scale * static_cast<i8>(o.q[j / 4 % 2] >> (8 * (j % 4)));
+            }
+        }
+    }
+}
+
+/// The cache's bytes for `values`, `[K|V][kv_head][cell][dim]`, which become what the cache keeps of them.
+std::vector<u8> encode_cache(const CacheKind& kind, u32 dim, Floats* values) {
+    std::vector<u8> bytes;
+    for (size_t i = 0; i < values->size(); i += dim)
+        add_cell(&bytes, i < values->size() / 2 ? kind.keys : kind.values, &(*values)[i], dim, &(*values)[i]);
+    return bytes;
+}
+
+void keys_and_values_are_stored_like_blocks_of_weights() {
+    const u32 kv_heads = 3, cells = 8, rows = 4, index = 2;
+    for (const CacheKind& kind : CACHE_KINDS)
+        for (u32 dim : {20u, 64u, 80u}) {
+            Bench b(rows, index);
+            const u32 width = kv_heads * dim, padded = kv_heads * (kind.keys[0] == 'q' ? (dim + 31) / 32 * 32 : dim);
+            Floats k = noise(rows * width), v = noise(rows * width);
+            // Blocks of zeros, of equal magnitudes, of tiny numbers, and one with what is no number.
+            std::fill(k.begin(), k.begin() + 32, 0.0f);
+            for (u32 i = 0; i < 20; i++) v[i] = i % 3 ? -0.5f : 0.5f, k[width + i] = 1e-42f, v[width + i] *= 1e-30f;
+            // Halves of a step of int8.
+            for (u32 i = 0; i < 20; i++) k[3 * width + i] = v[3 * width + i] = i ? static_cast<float>(i) - 9.5f : -127.0f;
+            if (kind.keys[0] == 'q') k[2 * width + 3] = NAN, v[2 * width + 3] = NAN;
+            Floats all(2 * kv_heads * cells * dim);
+            for (u32 row = 0; row < rows; row++)
+                for (u32 i = 0; i < width; i++) {
+                    const size_t cell = size_t{i / dim} * cells + index + row;
+                    all[cell * dim + i % dim] = k[row * width + i];
+                    all[(size_t{kv_heads} * cells + cell) * dim + i % dim] = v[row * width + i];
+                }
+            const std::vector<u8> want = encode_cache(kind, dim, &all);
+            KvAppendArgs a{};
+            a.k_at = b.work.add(k), a.k_stride = width, a.v_at = b.work.add(v), a.v_stride = width;
+            a.state_at = b.state.add(std::vector<u8>(want.size(), 0xee)), a.cells = cells, a.kv_heads = kv_heads, a.dim = dim;
+            b.launch(std::string("kv_append_") + kind.name, a, (padded + 255) / 256, rows);
+            const u8* got = reinterpret_cast<const u8*>(b.state.words.data() + a.state_at);
+            // Bytes of a cell of keys and of values.
+            Floats ignored(dim);
+            std::vector<u8> key, value;
+            add_cell(&key, kind.keys, ignored.data(), dim, ignored.data()), add_cell(&value, kind.values, ignored.data(), dim, ignored.data());
+            for (size_t i = 0; i < want.size(); i++) {
+                const size_t keys = key.size() * cells * kv_heads, cell = (i < keys ? i / key.size() : (i - keys) / value.size()) % cells;
+                const bool written = cell >= index && cell < index + rows;
+                expect(std::string("cache ") + kind.name, i, got[i], written ? want[i] : 0xee, 0);
+            }
+        }
+}
+
+void attention_sees_its_cells(u32 dim) {
+    const u32 heads = 4, kv_heads = 2, cells = 64, rows = 3, index = 40, ratio = 4;
     for (u32 kind = 0; kind < 4; kind++)  // all cells, a window, chosen blocks, splits
-        for (bool half : {false, true}) {
+        for (const CacheKind& in : CACHE_KINDS) {
             Bench b(rows, index);
             const Floats q = noise(rows * heads * dim), gate = noise(rows * heads * dim);
             Floats cache = noise(2 * kv_heads * cells * dim);
-            if (half) {
-                std::vector<u16> halves(cache.size());
-                for (size_t i = 0; i < cache.size(); i++) halves[i] = float_to_half(cache[i]), cache[i] = half_to_float(halves[i]);
-                b.state.add(halves);
-            } else {
-                b.state.add(cache);
-            }
+            b.state.add(encode_cache(in, dim, &cache));
             AttentionArgs a{};
             a.q_at = b.work.add(q), a.q_stride = heads * dim, a.q_head_stride = dim;
             a.out_at = b.work.room(q.size()), a.out_stride = heads * dim, a.out_head_stride = dim;
@@ -244,7 +217,7 @@ void attention_sees_its_cells() {
             a.window = kind == 1 ? 9 : NONE, a.heads = heads, a.kv_heads = kv_heads, a.dim = dim, a.cells = cells;
             a.scale = 0.3f, a.splits = kind == 3 ? 5 : 1;
             a.partial_at = kind == 3 ? b.scratch.room(rows * heads * 5 * (dim + 2)) : NONE;
-            b.launch(half ? "attention_f16" : "attention_f32", a, heads, rows, a.splits);
+            b.launch(std::string("attention_") + in.name, a, heads, rows, a.splits);
             if (kind == 3) b.launch("attention_merge", a, heads, rows);
             for (u32 row = 0; row < rows; row++)
                 for (u32 head = 0; head < heads; head++) {
@@ -274,29 +247,42 @@ void attention_sees_its_cells() {
         }
 }
 
-void delta_rule_follows_the_recurrence() {
-    const u32 key_heads = 2, heads = 4, key_dim = 40, value_dim = 6, rows = 5;
-    const std::vector<std::vector<u32>> ways = {{0, 0, 0, 0, 0, 0}, {0, 1, 2, 3, 0, 1}, {2, 2, 2, 1, 1, 3}};
-    for (const auto& versions : ways) {
+/// Versions of the state that rows read and write: `versions[i]` before row `i`, `versions[i + 1]` after it.
+std::vector<std::vector<u32>> ways_through_versions(u32 rows) {
+    std::vector<std::vector<u32>> ways(5, std::vector<u32>(rows + 1, 0));
+    for (u32 i = 0; i <= rows; i++) {
+        ways[1][i] = i % 4;
+        ways[2][i] = i < rows / 2 ? 2 : i < rows - 1 ? 1 : 3;
+        ways[3][i] = i == 0 ? 3 : 1;
+        ways[4][i] = i < 3 ? i : 3;
+    }
+    return ways;
+}
+
+/// `kernel` works on `channels` value channels at once.
+void delta_rule_follows_the_recurrence(const char* kernel, u32 channels, u32 key_dim, u32 value_dim, u32 rows) {
+    const u32 key_heads = 2, heads = 4;
+    for (const auto& versions : ways_through_versions(rows)) {
         Bench b(rows, 0, versions);
         const Floats q = noise(rows * key_heads * key_dim), k = noise(rows * key_heads * key_dim), v = noise(rows * heads * value_dim);
         Floats decay = noise(rows * heads), beta = noise(rows * heads), start = noise(4 * heads * value_dim * key_dim);
-        for (auto& d : decay) d = -std::fabs(d);
+        for (auto& d : decay) d = -std::fabs(d) * std::fabs(d) * std::fabs(d) * 4;
+        for (auto& x : beta) x = std::fabs(x);
         DeltaRuleArgs a{};
         a.q_at = b.work.add(q), a.q_stride = key_heads * key_dim, a.q_head_stride = key_dim;
         a.k_at = b.work.add(k), a.k_stride = key_heads * key_dim, a.k_head_stride = key_dim;
         a.v_at = b.work.add(v), a.v_stride = heads * value_dim, a.v_head_stride = value_dim;
         a.decay_at = b.work.add(decay), a.decay_stride = heads, a.beta_at = b.work.add(beta), a.beta_stride = heads;
         a.out_at = b.work.room(rows * heads * value_dim), a.out_stride = heads * value_dim;
-        a.key_heads = key_heads, a.heads = heads, a.key_dim = key_dim, a.value_dim = value_dim, a.channels = 4;
+        a.key_heads = key_heads, a.heads = heads, a.key_dim = key_dim, a.value_dim = value_dim, a.channels = channels;
         a.state_at = b.state.add(start);
-        b.launch("delta_rule", a, heads * 2);
+        b.launch(kernel, a, heads * ((value_dim + channels - 1) / channels));
         std::vector<double> states(start.begin(), start.end());
         for (u32 row = 0; row < rows; row++)
             for (u32 head = 0; head < heads; head++) {
                 const float* qh = &q[(row * key_heads + head % key_heads) * key_dim];
                 const float* kh = &k[(row * key_heads + head % key_heads) * key_dim];
-                const double qn = std::sqrt(std::inner_product(qh, qh + key_dim, qh, 1e-6)) * std::sqrt(double{key_dim});
+                const double qn = std::sqrt(std::inner_product(qh, qh + key_dim, qh, 1e-6)) * std::sqrt(static_cast<double>(key_dim));
                 const double kn = std::sqrt(std::inner_product(kh, kh + key_dim, kh, 1e-6));
                 for (u32 c = 0; c < value_dim; c++) {
                     auto state = [&](u32 version) { return &states[((version * heads + head) * value_dim + c) * key_dim]; };
@@ -307,15 +293,13 @@ void delta_rule_follows_the_recurrence() {
                     for (u32 i = 0; i < key_dim; i++) s[i] += kh[i] / kn * correction, read += s[i] * qh[i] / qn;
                     std::copy(s.begin(), s.end(), state(versions[row + 1]));
                     const size_t place = (row * heads + head) * value_dim + c;
-                    expect("delta rule", place, b.work.floats(a.out_at)[place], read, 1e-5);
+                    expect(kernel, place, b.work.floats(a.out_at)[place], read, 1e-5);
                 }
             }
-        // A version that the next row overwrote in place need not be there; the last one must.
         const size_t len = heads * value_dim * key_dim;
-        for (size_t i = 0; i < len; i++)
-            expect("delta state", i, b.state.floats(0)[versions[rows] * len + i], states[versions[rows] * len + i], 1e-5);
-        if (versions[1] != versions[2])
-            for (size_t i = 0; i < len; i++) expect("delta version", i, b.state.floats(0)[3 * len + i], states[3 * len + i], 1e-5);
+        for (u32 version = 0; version < 4; version++)
+            for (size_t i = 0; i < len; i++)
+                expect(std::string(kernel) + " state", version * len + i, b.state.floats(0)[version * len + i], states[version * len + i], 1e-5);
     }
 }
 
@@ -374,6 +358,16 @@ void functions_are_close() {
     expect("softplus", 0, softplus(30.0f), 30, 0);
 }
 
+void kernels_without_a_format() {
+    for (u32 dim : {80u, 7u, 256u}) attention_sees_its_cells(dim);
+    keys_and_values_are_stored_like_blocks_of_weights();
+    delta_rule_follows_the_recurrence("delta_rule", 4, 40, 6, 5);
+    delta_rule_follows_the_recurrence("delta_chunks", 32, 40, 6, 5);
+    delta_rule_follows_the_recurrence("delta_chunks", 32, 12, 3, 70);
+    delta_rule_follows_the_recurrence("delta_chunks", 32, 128, 40, 33);
+    blocks_and_experts_are_chosen_like_a_sort();
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -382,16 +376,18 @@ int main(int count, char** arguments) {
     if (!library) return printf("%s\n", dlerror()), 1;
     find_kernel = reinterpret_cast<SimgpuFind>(dlsym(library, "simgpu_find"));
     run_kernel = reinterpret_cast<SimgpuLaunchFn>(dlsym(library, "simgpu_launch"));
+    const std::string unit = count > 2 ? arguments[2] : "";
     functions_are_close();
     for (const auto& [width, order] : {std::pair<unsigned, int>{32, 0}, {64, 1}}) {
         wave = width;
         reversed = order;
-        attention_sees_its_cells();
-        delta_rule_follows_the_recurrence();
-        blocks_and_experts_are_chosen_like_a_sort();
-#define FORMAT(suffix, format, len, bytes)  \
-    products<format>(#suffix, len, bytes);  \
-    experts<format>(#suffix, len, bytes);
+        if (unit.empty() || unit == "ops") kernels_without_a_format();
+#define FORMAT(suffix, format, len, bytes)                                    \
+    if (unit.empty() || unit == #suffix) {                                    \
+        products<format>(#suffix, len, bytes, std::max(len * 2, 96));         \
+        if constexpr (format::FLOATS) products<format>(#suffix, len, bytes, 90); \
+        experts<format>(#suffix, len, bytes);                                 \
+    }
         FORMATS(FORMAT)
     }
     printf("%zu numbers compared, %d of them wrong\n", compared, failures);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <string>
 #include <thread>
@@ -119,6 +120,19 @@ void sync_block() {
     yield();
 }
 
+void copy_later(void* to, const void* from, size_t bytes) {
+    if (current->copy_count == std::size(current->copies)) {
+        fprintf(stderr, "simt: kernel %s: more copies under way than the simulation has room for\n", block->kernel->name);
+        abort();
+    }
+    current->copies[current->copy_count++] = {to, from, bytes};
+}
+
+void make_copies() {
+    for (unsigned i = 0; i < current->copy_count; i++) std::memcpy(current->copies[i].to, current->copies[i].from, current->copies[i].bytes);
+    current->copy_count = 0;
+}
+
 unsigned wave_size() { return block->wave_size; }
 void* dynamic_shared() { return block->dynamic_shared.data(); }
 
@@ -196,7 +210,7 @@ static bool run_block(Block& b, Index3 at, const SimgpuLaunch& launch) {
     for (unsigned i = 0; i < b.threads; i++) {
         Fiber& fiber = b.fibers[i];
         const Index3 thread = {i % dim.x, i / dim.x % dim.y, i / (dim.x * dim.y)};
-        fiber.thread = {thread, at, dim, grid, i % b.wave_size, i};
+        fiber.thread = {thread, at, dim, grid, i % b.wave_size, i, 0, {}};
         fiber.wait = Wait::Nothing;
         fiber.wave = i / b.wave_size;
     }

@@ -14,11 +14,20 @@ struct Index3 {
     unsigned x, y, z;
 };
 
+/// A copy that a thread has started and not waited for.
+struct AsyncCopy {
+    void* to;
+    const void* from;
+    size_t bytes;
+};
+
 /// What a running device thread can see.
 struct Thread {
     Index3 thread, block, block_dim, grid_dim;
     unsigned lane;    // in its wave
     unsigned linear;  // in its block
+    unsigned copy_count;
+    AsyncCopy copies[8];
 };
 
 /// The fiber that is running on this OS thread.
@@ -32,6 +41,9 @@ using Exchange = unsigned char[EXCHANGE_BYTES];
 void sync_block();
 /// Every lane of `mask` gives `bytes` and gets the table of all lanes' bytes, valid until its next collective.
 const Exchange* exchange(uint64_t mask, const void* in, size_t bytes);
+/// A copy that is made when its thread waits, no earlier.
+void copy_later(void* to, const void* from, size_t bytes);
+void make_copies();
 unsigned wave_size();
 /// Dynamic shared memory of this block.
 void* dynamic_shared();

@@ -45,7 +45,7 @@ impl OpenCard {
 
     /// Runs a kernel that does nothing.
     fn warm(&self) -> Result<(), NoKernel> {
-        let variant = Variant { kernel: Kernel::Repeat, format: None, gated: false, batch: 0 };
+        let variant = Variant { kernel: Kernel::Repeat, format: None, gated: false, batch: 0, cache: None };
         let function = self.function(&variant)?;
         let args = RepeatArgs { x_at: 0, x_stride: 0, out_at: 0, out_stride: 0, x_width: 1, width: 0 };
         let nothing = Operands { at: [0; Operand::ALL.len()] };

@@ -8,11 +8,13 @@ use super::card::{OpenCard, images_for};
 use super::display::{CONNECTORS, shows_picture};
 use super::images::Images;
 use super::rates::measure;
+use super::target::target;
 use super::{Architecture, CardFacts, Context, DeviceBackend, Driver, DriverError, MemoryModel, Unavailable, Vendor};
 use crate::backend::discovery::{
     Absent, CardOptions, CardRates, DriverBytes, DriverModel, FoundCard, Interface, NamedCard, PciPlace,
 };
 use crate::backend::{Backend, BackendError, Finder};
+use crate::program::KvFormat;
 
 /// How a vendor's driver is opened.
 pub type OpenDriver = fn() -> Result<Arc<dyn Driver>, Unavailable>;
@@ -145,6 +147,10 @@ impl Finder for DeviceFinder {
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
         let context = self.context(card.driver_index)?;
         Some(memory_of(&context).ok()?.free_bytes)
+    }
+
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        target().caches
     }
 
     fn measure(&self, card: &FoundCard) -> CardRates {

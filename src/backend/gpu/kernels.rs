@@ -49,7 +49,7 @@ pub enum Kinds {
     PerFormat,
     /// One for each block format and number of window rows in [`BATCHES`].
     PerFormatAndBatch,
-    /// One for each element type of cached keys (F32, F16).
+    /// One for each way to cache keys and values that the device reads.
     PerCache,
 }
 
@@ -62,7 +62,7 @@ pub const MAX_VECTOR_ROWS: u32 = 8;
 #[derive(Debug, Clone, Copy)]
 pub struct KernelInfo {
     pub kernel: Kernel,
-    /// Name of the entry point; with a format or cache type after an underscore, in lower case, and `_bN` for a batch.
+    /// Name of the entry point; with a block format or a cache's format after an underscore, in lower case, and `_bN` for a batch.
     pub name: &'static str,
     pub args: ArgsLayout,
     /// In the order of [`Operand::ALL`].
@@ -111,7 +111,7 @@ kernels! {
     MatVec "mat_vec" MatArgs [Run W0 W1 W2 Work Scratch] PerFormatAndBatch gated true;
     /// Outputs / `Tiles::matrix_outs`, rows / `Tiles::matrix_rows`.
     MatMul "mat_mul" MatArgs [Run W0 W1 W2 Work Scratch] PerFormat gated true;
-    /// Columns / 256, rows.
+    /// Columns / 256 (with heads padded to whole blocks in caches of blocks), rows.
     KvAppend "kv_append" KvAppendArgs [Run State Work] PerCache;
     /// 1, rows.
     IndexAppend "index_append" IndexAppendArgs [Run W2 State Work] One;
@@ -127,6 +127,8 @@ kernels! {
     CausalConv "causal_conv" CausalConvArgs [Run W2 State Work] One;
     /// Value heads * value channels / `channels`, spans.
     DeltaRule "delta_rule" DeltaRuleArgs [Run State Work] One;
+    /// Value heads * value channels / `channels`, spans. As `delta_rule`, many rows at once.
+    DeltaChunks "delta_chunks" DeltaRuleArgs [Run State Work] One;
     /// Heads, rows.
     DeltaFinish "delta_finish" DeltaFinishArgs [W2 Work] One;
     /// 1, rows.

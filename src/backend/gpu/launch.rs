@@ -6,6 +6,7 @@ use super::args::Args;
 use super::kernels::{BATCHES, Kernel, Kinds, Operand};
 use super::run_block::RunLayout;
 use crate::backend::params::Limits;
+use crate::program::KvFormat;
 use crate::quant::Format;
 
 /// Where the bytes of an operand lie.
@@ -88,8 +89,10 @@ impl Extent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Variant {
     pub kernel: Kernel,
-    /// Block format of the weights, or element type of the cache.
+    /// Block format of the weights.
     pub format: Option<Format>,
+    /// How keys and values are cached.
+    pub cache: Option<KvFormat>,
     pub gated: bool,
     /// Window rows at once; 0 for kernels of one kind.
     pub batch: u32,
@@ -105,6 +108,9 @@ impl Variant {
         if let Some(format) = self.format {
             name += &format!("_{}", format.name().to_lowercase());
         }
+        if let Some(cache) = self.cache {
+            name += &format!("_{}", cache.name());
+        }
         if self.batch > 0 {
             name += &format!("_b{}", self.batch);
         }
@@ -117,6 +123,7 @@ impl Variant {
 pub struct Launch {
     pub kernel: Kernel,
     pub format: Option<Format>,
+    pub cache: Option<KvFormat>,
     pub gated: bool,
     /// What decides the batch of kernels that have several, and its largest value.
     pub batched: Option<(Count, u32)>,
@@ -132,14 +139,21 @@ impl Launch {
         at.checked_sub(1).and_then(|i| self.windows[i])
     }
 
+    /// Which of [`Launch::variants`] a run needs; `None` where there is nothing to do.
+    pub fn choice(&self, counts: &Counts) -> Option<usize> {
+        let some = self.grid.iter().all(|extent| extent.get(counts) > 0);
+        match self.batched {
+            Some((count, _)) => {
+                let rows = counts.get(count);
+                BATCHES.iter().position(|batch| *batch >= rows).filter(|_| some && rows > 0)
+            }
+            None => some.then_some(0),
+        }
+    }
+
     /// The code for a run; `None` where there is nothing to do.
     pub fn variant(&self, counts: &Counts) -> Option<Variant> {
-        let batch = match self.batched {
-            Some((count, _)) => *BATCHES.iter().find(|b| **b >= counts.get(count))?,
-            None => 0,
-        };
-        let some = self.grid.iter().all(|extent| extent.get(counts) > 0) && self.batched.is_none_or(|(c, _)| counts.get(c) > 0);
-        some.then_some(Variant { kernel: self.kernel, format: self.format, gated: self.gated, batch })
+        self.variants().nth(self.choice(counts)?)
     }
 
     /// All code that runs of this launch may need.
@@ -151,7 +165,12 @@ impl Launch {
             }
             None => &[0],
         };
-        batches.iter().map(|batch| Variant { kernel: self.kernel, format: self.format, gated: self.gated, batch: *batch })
+        batches.iter().map(|batch| self.of_batch(*batch))
+    }
+
+    fn of_batch(&self, batch: u32) -> Variant {
+        let Launch { kernel, format, cache, gated, .. } = *self;
+        Variant { kernel, format, cache, gated, batch }
     }
 
     /// Whether the kernel's kinds and this launch agree.
@@ -161,7 +180,7 @@ impl Launch {
             Kinds::One => self.format.is_none() && self.batched.is_none(),
             Kinds::PerFormat => self.format.is_some() && self.batched.is_none(),
             Kinds::PerFormatAndBatch => self.format.is_some() && self.batched.is_some(),
-            Kinds::PerCache => matches!(self.format, Some(Format::F32 | Format::F16)),
+            Kinds::PerCache => self.cache.is_some() && self.format.is_none(),
         };
         kind && info.args == self.args.layout() && (info.gated || !self.gated)
     }

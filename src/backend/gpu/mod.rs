@@ -19,9 +19,9 @@
 //! **Experts.** Where not all experts of a layer are held, their weights are found through a table expert → slot in the state
 //! arena. Choices of experts without a slot are left alone.
 //!
-//! **Rounded activations.** `quantise` writes 20 words for 32 values `128 * high + low` in steps of a scale: 8 words of high
-//! bytes, 8 of low bytes (in order, four to a word), the scale (f32), the sums of the first and of the last 16 values in steps
-//! (i32), and 0.
+//! **Rounded activations.** `quantise` writes 20 words for 32 values `128 * high + low` in steps of a scale: high and low bytes in
+//! 16 words, the scale (f32), the sums of the first and of the last 16 values in steps (f32), and one unused. The order of the
+//! bytes is the kernels' own.
 
 pub mod args;
 pub mod kernels;

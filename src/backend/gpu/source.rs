@@ -41,8 +41,9 @@ pub fn wgsl_constants() -> String {
     })
 }
 
-/// Arguments and operands of a WGSL kernel, in bind group 0: arguments at binding 0, then [`Operand::ALL`].
-pub fn wgsl_bindings(info: &KernelInfo) -> String {
+/// Arguments and operands of a WGSL kernel, in bind group 0: arguments at binding 0, in the address space given, then
+/// [`Operand::ALL`].
+pub fn wgsl_bindings(info: &KernelInfo, args_space: &str) -> String {
     let mut text = String::from("struct Args {\n");
     for field in info.args.fields {
         let ty = match field.ty {
@@ -51,7 +52,7 @@ pub fn wgsl_bindings(info: &KernelInfo) -> String {
         };
         let _ = writeln!(text, "    {}: {ty},", field.name);
     }
-    text += "}\n@group(0) @binding(0) var<uniform> args: Args;\n";
+    let _ = writeln!(text, "}}\n@group(0) @binding(0) var<{args_space}> args: Args;");
     for operand in info.operands {
         let access = if operand.is_read_only() { "read" } else { "read_write" };
         let (name, binding) = (operand.name(), binding(*operand));

@@ -1,5 +1,7 @@
 //! What a device has, as far as lowering must know.
 
+use crate::program::KvFormat;
+
 /// How activations meet quantised weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activations {
@@ -22,6 +24,8 @@ pub struct Tiles {
     pub attention_splits: u32,
     /// Value channels of a workgroup of `delta_rule`.
     pub delta_channels: u32,
+    /// Value channels of a workgroup of `delta_chunks`; 0 where there is no such kernel.
+    pub delta_chunk_channels: u32,
 }
 
 /// Most that a device's kernels have room for, in registers or in the memory of a workgroup; `u32::MAX` for no limit.
@@ -31,6 +35,8 @@ pub struct Room {
     pub head_dim: u32,
     /// Key channels of a head of the delta rule.
     pub delta_keys: u32,
+    /// The same in `delta_chunks`, which takes multiples of 4; other heads use `delta_rule`.
+    pub delta_chunk_keys: u32,
     /// Elements of a key of the indexer.
     pub index_keys: u32,
     /// Experts of a layer, in the router and where choices are sorted.
@@ -51,6 +57,8 @@ pub struct Target {
     pub max_groups_x: u32,
     pub max_groups_yz: u32,
     pub activations: Activations,
+    /// How keys and values can be cached.
+    pub caches: &'static [KvFormat],
     pub tiles: Tiles,
     pub room: Room,
 }

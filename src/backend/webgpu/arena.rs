@@ -7,8 +7,8 @@ use crate::backend::BackendError;
 use crate::backend::gpu::Window;
 use crate::program::ArenaKind;
 
-/// Bytes behind an arena's buffers that kernels may read: they take sixteen values at once and throw away those past a row.
-pub const PADDING_BYTES: u64 = 64;
+/// Bytes behind an arena's buffers that kernels may read: they take 32 values at once and throw away those past a row.
+pub const PADDING_BYTES: u64 = 128;
 /// Bytes that the driver may hold for uploads under way.
 const UPLOAD_BYTES: u64 = 32 << 20;
 /// Size of the buffer that downloads go through.

@@ -7,9 +7,12 @@ use wgpu::{Adapter, Buffer, BufferUsages, CommandEncoderDescriptor, ComputePassD
 
 use super::arena::{Arena, download_staging};
 use super::device::Gpu;
+use super::kept::KeptKernels;
 use super::pipelines::Pipelines;
 use super::prepare::{Memory, Parameters, Prepared, buffer};
-use super::shader::{self, Tuning};
+use super::shader;
+use super::timing::{LaunchTime, time_launches};
+use super::tuning::Tuning;
 use crate::backend::discovery::CardOptions;
 use crate::backend::gpu::{Lowered, lower, supports};
 use crate::backend::trace::trace_steps;
@@ -43,8 +46,17 @@ impl WebGpuBackend {
     /// # Errors
     /// The driver refuses a device.
     pub fn new(adapter: &Adapter, id: &str, options: CardOptions, tuning: Option<Tuning>) -> Result<WebGpuBackend, BackendError> {
+        let mut gpu = Gpu::open(adapter, id, tuning)?;
+        let kept = match &options.cache_folder {
+            Some(folder) => {
+                let (kept, problem) = KeptKernels::open(&gpu, folder, &adapter.get_info())?;
+                gpu.facts.detail += &problem.map_or_else(String::new, |problem| format!("; {problem}"));
+                kept
+            }
+            None => None,
+        };
         Ok(WebGpuBackend {
-            gpu: Gpu::open(adapter, id, tuning)?,
+            gpu,
             options,
             sizes: None,
             memory: None,
@@ -52,7 +64,7 @@ impl WebGpuBackend {
             unplanned_bytes: 0,
             staging: None,
             pending_bytes: 0,
-            pipelines: Pipelines::default(),
+            pipelines: Pipelines::new(kept),
             prepared: vec![],
             runs: 0,
             frozen: false,
@@ -65,6 +77,21 @@ impl WebGpuBackend {
     /// Gives the device up as if the driver had lost it: for tests of what happens then.
     pub fn lose(&self) {
         self.gpu.device.destroy();
+    }
+
+    /// Times each kernel of a window of a prepared program alone, `times` in a row: for benches.
+    ///
+    /// # Errors
+    /// As a run.
+    pub fn time_kernels(
+        &mut self,
+        program: PreparedId,
+        params: &RunParams<'_>,
+        times: u32,
+    ) -> Result<Vec<LaunchTime>, BackendError> {
+        self.begin(program, 0, params)?;
+        let prepared = self.prepared.get(program.0).ok_or_else(|| self.unprepared(program))?;
+        time_launches(&self.gpu, prepared, times)
     }
 }
 
@@ -127,7 +154,7 @@ impl WebGpuBackend {
             self.gpu.checked("a run", || {
                 let mut encoder = self.gpu.device.create_command_encoder(&CommandEncoderDescriptor::default());
                 let mut pass = encoder.begin_compute_pass(&ComputePassDescriptor::default());
-                prepared.record(&mut pass, &self.pipelines, start..(start + each).min(launches.end));
+                prepared.record(&mut pass, start..(start + each).min(launches.end));
                 drop(pass);
                 self.gpu.queue.submit([encoder.finish()])
             })?;
@@ -232,6 +259,9 @@ impl Backend for WebGpuBackend {
 
     fn freeze(&mut self) {
         self.frozen = true;
+        if let Err(e) = self.pipelines.keep() {
+            self.gpu.facts.detail += &format!("; compiled kernels cannot be kept: {e}");
+        }
     }
 
     fn run(&mut self, program: PreparedId, segment: usize, params: &RunParams<'_>) -> Result<Ticket, BackendError> {

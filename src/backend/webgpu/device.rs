@@ -3,11 +3,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, PollType, Queue};
+use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, MemoryHints, PollType, Queue};
 
 use super::arena::PADDING_BYTES;
-use super::memory::vulkan_facts;
-use super::shader::{self, Tuning};
+use super::memory::memory_facts;
+use super::shader;
+use super::tuning::{AdapterKind, Tuning};
 use crate::backend::gpu::{Activations, Room, Target, Tiles};
 use crate::backend::{BackendError, DeviceFacts};
 
@@ -57,6 +58,8 @@ impl Gpu {
             label: Some("strata"),
             required_features: adapter.features() & wanted,
             required_limits: adapter.limits(),
+            // Memory is planned to the byte: no blocks in advance.
+            memory_hints: MemoryHints::MemoryUsage,
             ..DeviceDescriptor::default()
         };
         let rejected = |problem: String| BackendError::Rejected { device: id.into(), problem };
@@ -66,8 +69,13 @@ impl Gpu {
         let (for_lost, for_errors) = (Arc::clone(&health), Arc::clone(&health));
         device.set_device_lost_callback(move |reason, text| keep_first(&for_lost.lost, format!("{reason:?}: {text}")));
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| keep_first(&for_errors.error, error.to_string())));
-        let software = info.device_type == DeviceType::Cpu;
-        let tuning = tuned.unwrap_or_else(|| tuning(software, info.subgroup_min_size));
+        let kind = AdapterKind {
+            software: info.device_type == DeviceType::Cpu,
+            subgroups: device.features().contains(Features::SUBGROUP),
+            least_subgroup: info.subgroup_min_size,
+            largest_subgroup: info.subgroup_max_size,
+        };
+        let tuning = tuned.unwrap_or_else(|| Tuning::of(&kind));
         let limits = device.limits();
         let facts = DeviceFacts {
             id: id.into(),
@@ -75,7 +83,7 @@ impl Gpu {
             detail: format!("{:?}, {} {}, float32 activations", info.backend, info.driver, info.driver_info),
         };
         let target = target(&limits, &tuning);
-        let total_bytes = vulkan_facts(adapter).map(|facts| facts.total_bytes);
+        let total_bytes = memory_facts(adapter).map(|facts| facts.total_bytes);
         Ok(Gpu { id: id.into(), device, queue, facts, limits, target, tuning, health, total_bytes })
     }
 
@@ -131,13 +139,6 @@ impl Gpu {
     }
 }
 
-/// Processors that play a card run one thread an output best: neighbouring threads then share the inputs. Cards want neighbouring
-/// threads on neighbouring weights.
-fn tuning(software: bool, subgroup: u32) -> Tuning {
-    let lanes = if software { 1 } else { subgroup.clamp(8, 32).next_power_of_two() };
-    Tuning { threads: 64, lanes, matrix_rows: 16, delta_threads: 32 }
-}
-
 fn target(limits: &Limits, tuning: &Tuning) -> Target {
     let whole = |bytes: u64| bytes / 256 * 256;
     let beside = CUT_OVERLAP_BYTES + PADDING_BYTES;
@@ -148,17 +149,20 @@ fn target(limits: &Limits, tuning: &Tuning) -> Target {
         max_groups_x: limits.max_compute_workgroups_per_dimension,
         max_groups_yz: limits.max_compute_workgroups_per_dimension,
         activations: Activations::Float,
+        caches: shader::CACHES,
         tiles: Tiles {
-            vector_outs: tuning.threads / tuning.lanes,
-            matrix_outs: tuning.threads,
-            matrix_rows: tuning.matrix_rows,
+            vector_outs: tuning.vector_outs(),
+            matrix_outs: tuning.matrix_tile().0,
+            matrix_rows: tuning.matrix_tile().1,
             attention_splits: 8,
             delta_channels: tuning.delta_threads,
+            delta_chunk_channels: 0,
         },
         // Indexer keys stay in the state.
         room: Room {
             head_dim: shader::MAX_HEAD_DIM,
             delta_keys: shader::MAX_KEY_DIM,
+            delta_chunk_keys: 0,
             index_keys: u32::MAX,
             experts: shader::MAX_EXPERTS,
         },

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
 
 use super::backend::WebGpuBackend;
-use super::memory::vulkan_facts;
-use super::shader::Tuning;
+use super::memory::memory_facts;
+use super::tuning::Tuning;
 use crate::backend::discovery::{Absent, CardLimits, CardOptions, FoundCard, Interface, NamedCard, PciPlace};
 use crate::backend::{Backend, BackendError, Finder};
 
@@ -82,7 +82,7 @@ impl WebGpuFinder {
             alignment_bytes: Some(limits.min_storage_buffer_offset_alignment),
         };
         card.features = features(adapter);
-        match vulkan_facts(adapter) {
+        match memory_facts(adapter) {
             Some(facts) => {
                 card.total_bytes = facts.total_bytes;
                 // Without a budget all of the heap is taken for free: said among the features.
@@ -90,6 +90,9 @@ impl WebGpuFinder {
                 card.uuid = facts.uuid;
                 if facts.free_bytes.is_none() {
                     card.features.push("no memory budget: all memory is assumed to be free".into());
+                }
+                if self.interface == Interface::Metal {
+                    card.features.push("its memory is the working set that Metal recommends".into());
                 }
             }
             None => card.unusable = Some(format!("{} does not say how much memory the card has", self.interface.name())),
@@ -118,7 +121,7 @@ impl Finder for WebGpuFinder {
     }
 
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
-        vulkan_facts(self.adapters().get(card.driver_index as usize)?)?.free_bytes
+        memory_facts(self.adapters().get(card.driver_index as usize)?)?.free_bytes
     }
 
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {

@@ -1,16 +1,60 @@
-//! What the Vulkan driver says of a card's memory and identity, which wgpu does not pass on.
+//! What drivers say of a card's memory and identity, which wgpu does not pass on.
 
-/// Memory of a card's own heaps (of all heaps where it has none of its own), and its UUID.
+/// Memory of a card's own (of all that it may use where it has none of its own), and its UUID.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct VulkanFacts {
+pub struct MemoryFacts {
     pub total_bytes: u64,
-    /// What the driver lets this process take now; `None` without `VK_EXT_memory_budget`.
+    /// What the driver lets this process take now; `None` for Vulkan without `VK_EXT_memory_budget`.
     pub free_bytes: Option<u64>,
     pub uuid: Option<String>,
 }
 
+/// Asks the driver of whatever interface the adapter belongs to.
+pub fn memory_facts(adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
+    vulkan_facts(adapter).or_else(|| dx12_facts(adapter)).or_else(|| metal_facts(adapter))
+}
+
+/// DXGI's budget of the segment that the system calls local. Of a card with next to no memory of its own that is RAM.
+#[cfg(windows)]
+fn dx12_facts(adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
+    // SAFETY: the adapter is only asked and not kept beyond this function.
+    let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Dx12>() }?;
+    let raw = hal.raw_adapter();
+    // SAFETY: a question without operands.
+    let about = unsafe { raw.GetDesc1() }.ok()?;
+    // The default is the local segment.
+    let local = raw.query_video_memory_info(Default::default()).ok()?;
+    let own = about.DedicatedVideoMemory as u64;
+    let total_bytes = if local.Budget > own { own + about.SharedSystemMemory as u64 } else { own };
+    let free_bytes = Some(local.Budget.saturating_sub(local.CurrentUsage).min(total_bytes));
+    Some(MemoryFacts { total_bytes, free_bytes, uuid: None })
+}
+
+#[cfg(not(windows))]
+fn dx12_facts(_adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
+    None
+}
+
+/// Metal has no budget: what it recommends as a working set is taken for the card's memory, less what this process has taken.
+#[cfg(target_vendor = "apple")]
+fn metal_facts(adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
+    use objc2_metal::MTLDevice;
+
+    // SAFETY: the adapter is only asked and not kept beyond this function.
+    let hal = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
+    let device = hal.raw_device();
+    let total_bytes = device.recommendedMaxWorkingSetSize();
+    let free_bytes = Some(total_bytes.saturating_sub(device.currentAllocatedSize() as u64));
+    Some(MemoryFacts { total_bytes, free_bytes, uuid: None })
+}
+
+#[cfg(not(target_vendor = "apple"))]
+fn metal_facts(_adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
+    None
+}
+
 #[cfg(any(windows, target_os = "linux"))]
-pub fn vulkan_facts(adapter: &wgpu::Adapter) -> Option<VulkanFacts> {
+fn vulkan_facts(adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
     use ash::vk;
 
     // SAFETY: the adapter is only asked and not kept beyond this function.
@@ -39,10 +83,10 @@ pub fn vulkan_facts(adapter: &wgpu::Adapter) -> Option<VulkanFacts> {
     // SAFETY: as above.
     unsafe { instance.get_physical_device_properties2(device, &mut about) };
     let uuid = id.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(VulkanFacts { total_bytes: heap.size, free_bytes: has_budget.then(|| free(largest)), uuid: Some(uuid) })
+    Some(MemoryFacts { total_bytes: heap.size, free_bytes: has_budget.then(|| free(largest)), uuid: Some(uuid) })
 }
 
 #[cfg(not(any(windows, target_os = "linux")))]
-pub fn vulkan_facts(_adapter: &wgpu::Adapter) -> Option<VulkanFacts> {
+fn vulkan_facts(_adapter: &wgpu::Adapter) -> Option<MemoryFacts> {
     None
 }

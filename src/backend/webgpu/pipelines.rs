@@ -11,6 +11,7 @@ use wgpu::{
 };
 
 use super::device::Gpu;
+use super::kept::KeptKernels;
 use super::shader::{TABLES_BINDING, compose, uses_tables};
 use crate::backend::BackendError;
 use crate::backend::gpu::source::binding;
@@ -19,37 +20,40 @@ use crate::backend::gpu::{Kernel, Variant};
 /// What bind groups of a kernel look like: the kernel, and whether it reads the codebooks.
 pub type Shape = (Kernel, bool);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Compiled {
     pub pipeline: ComputePipeline,
     pub shape: Shape,
+    pub layout: BindGroupLayout,
 }
 
 #[derive(Debug, Default)]
 pub struct Pipelines {
     layouts: HashMap<Shape, BindGroupLayout>,
     compiled: HashMap<Variant, Compiled>,
+    kept: Option<KeptKernels>,
 }
 
 impl Pipelines {
-    pub fn get(&self, variant: &Variant) -> Option<&Compiled> {
-        self.compiled.get(variant)
+    pub fn new(kept: Option<KeptKernels>) -> Pipelines {
+        Pipelines { kept, ..Pipelines::default() }
     }
 
-    pub fn layout(&self, shape: Shape) -> Option<&BindGroupLayout> {
-        self.layouts.get(&shape)
+    /// Keeps what has been compiled for the next start.
+    pub fn keep(&mut self) -> std::io::Result<()> {
+        self.kept.as_mut().map_or(Ok(()), KeptKernels::keep)
     }
 
-    /// Compiles a kernel unless it is.
-    pub fn add(&mut self, gpu: &Gpu, variant: &Variant) -> Result<(), BackendError> {
-        if self.compiled.contains_key(variant) {
-            return Ok(());
+    /// A kernel's code, compiled at its first use.
+    pub fn get(&mut self, gpu: &Gpu, variant: &Variant) -> Result<Compiled, BackendError> {
+        if let Some(compiled) = self.compiled.get(variant) {
+            return Ok(compiled.clone());
         }
         let source = compose(variant, &gpu.tuning).map_err(|problem| gpu.rejected(problem))?;
         let shape = (variant.kernel, uses_tables(&source));
         let layout = match self.layouts.entry(shape) {
-            Entry::Occupied(made) => made.into_mut(),
-            Entry::Vacant(place) => place.insert(bind_group_layout(gpu, shape)?),
+            Entry::Occupied(made) => made.get().clone(),
+            Entry::Vacant(place) => place.insert(bind_group_layout(gpu, shape)?).clone(),
         };
         let name = variant.name();
         let pipeline = gpu.checked(&format!("kernel {name}"), || {
@@ -57,13 +61,13 @@ impl Pipelines {
             // SAFETY: the kernels are this program's own. Every index they form lies in the windows of their launch: programs and
             // runs are checked before, and rows past the window and ids of experts are clamped; ids of blocks are made by our own
             // kernels. Products alone read past a row, and what they read there counts for nothing: of plain numbers, whose rows
-            // need not be whole sixteens, the rest of sixteen weights and activations, of other weights the rest of a word. That
-            // is less than `arena::PADDING_BYTES`, which lie behind the weights and the work arena. Loops are bounded by
+            // need not be whole blocks, the rest of 32 weights and activations, of other weights the rest of a word. That is at
+            // most `arena::PADDING_BYTES`, which lie behind the weights and the work arena. Loops are bounded by
             // arguments.
             let module = unsafe { gpu.device.create_shader_module_trusted(descriptor, ShaderRuntimeChecks::unchecked()) };
             let pipeline_layout = gpu.device.create_pipeline_layout(&PipelineLayoutDescriptor {
                 label: Some(&name),
-                bind_group_layouts: &[Some(layout)],
+                bind_group_layouts: &[Some(&layout)],
                 ..PipelineLayoutDescriptor::default()
             });
             gpu.device.create_compute_pipeline(&ComputePipelineDescriptor {
@@ -76,11 +80,12 @@ impl Pipelines {
                     zero_initialize_workgroup_memory: false,
                     ..PipelineCompilationOptions::default()
                 },
-                cache: None,
+                cache: self.kept.as_ref().map(|kept| &kept.cache),
             })
         })?;
-        self.compiled.insert(*variant, Compiled { pipeline, shape });
-        Ok(())
+        let compiled = Compiled { pipeline, shape, layout };
+        self.compiled.insert(*variant, compiled.clone());
+        Ok(compiled)
     }
 }
 
@@ -92,7 +97,8 @@ fn bind_group_layout(gpu: &Gpu, (kernel, tables): Shape) -> Result<BindGroupLayo
         count: None,
     };
     let storage = |read_only| BufferBindingType::Storage { read_only };
-    let mut entries = vec![entry(0, BufferBindingType::Uniform)];
+    let args = if gpu.tuning.args_in_storage { storage(true) } else { BufferBindingType::Uniform };
+    let mut entries = vec![entry(0, args)];
     entries.extend(kernel.info().operands.iter().map(|o| entry(binding(*o), storage(o.is_read_only()))));
     if tables {
         entries.push(entry(TABLES_BINDING, storage(true)));

@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferDescriptor, BufferUsages,
-    ComputePass,
+    ComputePass, ComputePipeline,
 };
 
 use super::arena::Arena;
 use super::device::Gpu;
-use super::pipelines::{Pipelines, Shape};
+use super::pipelines::{Compiled, Pipelines, Shape};
 use super::shader::{self, ARGS_BYTES, TABLES_BINDING};
 use crate::backend::BackendError;
 use crate::backend::gpu::source::binding;
-use crate::backend::gpu::{Counts, Launch, Lowered, Operand, Region, RunBlock, Window};
+use crate::backend::gpu::{Counts, Kernel, Launch, Lowered, Operand, Region, RunBlock, Window};
 use crate::program::{Program, RunParams, Stage, align_up};
 
 /// Distance between the arguments of two launches: the strictest alignment of uniform bindings.
@@ -92,13 +92,21 @@ impl Memory {
     }
 }
 
+/// What a launch needs when it is recorded.
+#[derive(Debug)]
+struct Call {
+    group: BindGroup,
+    /// Compiled code, in the order of [`Launch::variants`].
+    code: Vec<ComputePipeline>,
+}
+
 #[derive(Debug)]
 pub struct Prepared {
     stage: Arc<Stage>,
     program: usize,
     lowered: Lowered,
     pub segments: Vec<Range<usize>>,
-    groups: Vec<BindGroup>,
+    calls: Vec<Call>,
     block: RunBlock,
     block_place: Piece,
     /// Of the window at hand.
@@ -121,9 +129,6 @@ impl Prepared {
         program: usize,
         lowered: Lowered,
     ) -> Result<Prepared, BackendError> {
-        for launch in &lowered.launches {
-            launch.variants().try_for_each(|variant| pipelines.add(gpu, &variant))?;
-        }
         let args = memory.parameters.take(gpu, args_bytes(&lowered))?;
         let block_place = memory.parameters.take(gpu, lowered.run.bytes())?;
         let mut bytes = vec![0; args_bytes(&lowered) as usize];
@@ -132,17 +137,19 @@ impl Prepared {
         }
         gpu.queue.write_buffer(&args.buffer, args.offset, &bytes);
         let bind = Bind { gpu, memory, args: &args, block: &block_place };
-        let mut groups = Vec::with_capacity(lowered.launches.len());
+        let mut calls = Vec::with_capacity(lowered.launches.len());
         for (i, launch) in lowered.launches.iter().enumerate() {
-            let shape = launch.variants().next().and_then(|v| pipelines.get(&v)).map(|c| c.shape);
-            let layout = shape.and_then(|shape| Some((shape, pipelines.layout(shape)?)));
-            let (shape, layout) = layout.ok_or_else(|| gpu.rejected("a kernel has not been compiled"))?;
-            groups.push(bind.group(i, launch, shape, layout)?);
+            let compiled: Vec<Compiled> = launch.variants().map(|v| pipelines.get(gpu, &v)).collect::<Result<_, _>>()?;
+            let Some(Compiled { shape, layout, .. }) = compiled.first() else {
+                return Err(gpu.rejected("a launch without code"));
+            };
+            let group = bind.group(i, launch, *shape, layout)?;
+            calls.push(Call { group, code: compiled.into_iter().map(|c| c.pipeline).collect() });
         }
         let segments = stage.programs[program].segments();
         let block = RunBlock::new(&lowered.run);
         let counts = Counts { rows: 0, outputs: 0, spans: 0 };
-        Ok(Prepared { stage: stage.clone(), program, lowered, segments, groups, block, block_place, counts })
+        Ok(Prepared { stage: stage.clone(), program, lowered, segments, calls, block, block_place, counts })
     }
 
     pub fn program(&self) -> &Program {
@@ -174,17 +181,30 @@ impl Prepared {
         }
     }
 
-    /// Records launches for the window at hand.
-    pub fn record(&self, pass: &mut ComputePass<'_>, pipelines: &Pipelines, launches: Range<usize>) {
-        for (launch, group) in self.lowered.launches[launches.clone()].iter().zip(&self.groups[launches]) {
-            let compiled = launch.variant(&self.counts).and_then(|variant| pipelines.get(&variant));
-            if let Some(compiled) = compiled {
+    /// Records launches for the window at hand: each with the bind group and code that it got when the program was prepared.
+    pub fn record(&self, pass: &mut ComputePass<'_>, launches: Range<usize>) {
+        for (launch, call) in self.lowered.launches[launches.clone()].iter().zip(&self.calls[launches]) {
+            if let Some(code) = launch.choice(&self.counts).and_then(|choice| call.code.get(choice)) {
                 let [x, y, z] = launch.grid.map(|extent| extent.get(&self.counts));
-                pass.set_pipeline(&compiled.pipeline);
-                pass.set_bind_group(0, group, &[]);
+                pass.set_pipeline(code);
+                pass.set_bind_group(0, &call.group, &[]);
                 pass.dispatch_workgroups(x, y, z);
             }
         }
+    }
+}
+
+impl Prepared {
+    /// The launches that the window at hand needs: index, name of the variant, bytes of matrices that it reads.
+    pub fn kernels_at_hand(&self) -> impl Iterator<Item = (usize, (String, u64))> {
+        let named = |launch: &Launch| {
+            let name = launch.variant(&self.counts)?.name();
+            let word = |field| u64::from(launch.args.get(field).unwrap_or(0));
+            let pairs = if launch.kernel == Kernel::ExpertVec { launch.grid[1].get(&self.counts) } else { 1 };
+            let matrices = u64::from(pairs) * (1 + u64::from(launch.gated));
+            Some((name, matrices * word("outs") * word("row_bytes")))
+        };
+        self.lowered.launches.iter().enumerate().filter_map(move |(i, launch)| Some((i, named(launch)?)))
     }
 }
 

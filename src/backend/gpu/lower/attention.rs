@@ -7,7 +7,6 @@ use super::super::run_block::AnglesOf;
 use super::rowwise::pairing_code;
 use super::{Call, Lowering, Outcome, check_room};
 use crate::program::{Heads, KvFormat, Op, StateId, StateKind, View};
-use crate::quant::Format;
 
 /// Cells for which one more split of attention pays.
 const CELLS_OF_SPLIT: u32 = 128;
@@ -17,7 +16,7 @@ const SCORE_BLOCKS: u32 = 64;
 const SCORE_ROWS: u32 = 64;
 
 struct Cache {
-    format: Format,
+    format: KvFormat,
     cells: u32,
     kv_heads: u32,
     dim: u32,
@@ -45,13 +44,9 @@ impl Lowering<'_> {
         if format == KvFormat::F16 && !head_dim.is_multiple_of(2) {
             return Err(format!("heads of {head_dim} elements with keys of two bytes: GPU kernels store pairs"));
         }
-        let format = match format {
-            KvFormat::F32 => Format::F32,
-            KvFormat::F16 => Format::F16,
-            KvFormat::Q8_0 | KvFormat::K8V4 | KvFormat::Q4_0 => {
-                return Err(format!("keys and values cached as {}: no GPU kernel reads them", format.name()));
-            }
-        };
+        if !self.target.caches.contains(&format) {
+            return Err(format!("keys and values cached as {}: this device has no kernels for them", format.name()));
+        }
         Ok(Cache { format, cells, kv_heads, dim: head_dim })
     }
 
@@ -70,8 +65,10 @@ impl Lowering<'_> {
         let (_, state, state_at, slot_stride) = self.state(id)?;
         let work = self.work(&[k, v])?;
         let ((k_at, k_stride), (v_at, v_stride)) = (self.place(k, &work)?, self.place(v, &work)?);
-        let mut call = Call::new(Kernel::KvAppend, self.columns_by_rows(k.width, k)?).work(&work);
-        call.format = Some(cache.format);
+        let (key_format, _) = cache.format.formats();
+        let padded = cache.dim.next_multiple_of(key_format.info().block_len as u32) * cache.kv_heads;
+        let mut call = Call::new(Kernel::KvAppend, self.columns_by_rows(padded, k)?).work(&work);
+        call.cache = Some(cache.format);
         let Cache { cells, kv_heads, dim, .. } = cache;
         let args = KvAppendArgs { k_at, k_stride, v_at, v_stride, state_at, slot_stride, cells, kv_heads, dim };
         self.push(call.with(Operand::State, Some(state)), args);
@@ -133,7 +130,7 @@ impl Lowering<'_> {
         };
         let rows = self.rows_extent(q.view())?;
         let mut call = Call::new(Kernel::Attention, [Extent::Fixed(q.count), rows, Extent::Fixed(splits)]);
-        call.format = Some(cache.format);
+        call.cache = Some(cache.format);
         self.push(call.work(&work).with(Operand::State, Some(state)), args);
         if splits > 1 {
             let grid = [Extent::Fixed(q.count), rows, Extent::Fixed(1)];

@@ -14,7 +14,7 @@ use super::target::{Activations, Target};
 use crate::backend::ArenaSizes;
 use crate::backend::params::Limits;
 use crate::program::{
-    ARENA_ALIGN_BYTES, Heads, Op, Program, Rows, Stage, StateDecl, StateId, View, WeightDecl, WeightId, align_up,
+    ARENA_ALIGN_BYTES, Heads, KvFormat, Op, Program, Rows, Stage, StateDecl, StateId, View, WeightDecl, WeightId, align_up,
 };
 use crate::quant::Format;
 
@@ -72,6 +72,7 @@ struct Grouped {
 struct Call {
     kernel: Kernel,
     format: Option<Format>,
+    cache: Option<KvFormat>,
     gated: bool,
     batched: Option<(Count, u32)>,
     windows: [Option<Window>; 6],
@@ -80,7 +81,7 @@ struct Call {
 
 impl Call {
     fn new(kernel: Kernel, grid: [Extent; 3]) -> Call {
-        Call { kernel, format: None, gated: false, batched: None, windows: [None; 6], grid }
+        Call { kernel, format: None, cache: None, gated: false, batched: None, windows: [None; 6], grid }
     }
 
     fn with(mut self, operand: Operand, window: Option<Window>) -> Call {
@@ -223,8 +224,8 @@ impl<'a> Lowering<'a> {
     }
 
     fn push(&mut self, call: Call, args: impl Into<Args>) {
-        let Call { kernel, format, gated, batched, windows, grid } = call;
-        let launch = Launch { kernel, format, gated, batched, args: args.into(), windows, grid };
+        let Call { kernel, format, cache, gated, batched, windows, grid } = call;
+        let launch = Launch { kernel, format, cache, gated, batched, args: args.into(), windows, grid };
         debug_assert!(launch.is_sound(), "{launch:?}");
         self.launches.push(launch);
     }

@@ -4,7 +4,7 @@ use super::super::args::{CausalConvArgs, DeltaFinishArgs, DeltaRuleArgs};
 use super::super::kernels::{Kernel, Operand};
 use super::super::launch::{Count, Extent};
 use super::{Call, Lowering, Outcome, check_room};
-use crate::program::{Op, StateKind};
+use crate::program::{Op, StateKind, View};
 
 /// Channels of a workgroup of `causal_conv`.
 const CHANNELS: u32 = 64;
@@ -48,6 +48,17 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// The kernel for the rows of a program, and the value channels of its workgroups.
+    fn delta_kernel(&self, rows: View, key_dim: u32) -> (Kernel, u32) {
+        let (tiles, room) = (&self.target.tiles, &self.target.room);
+        let fits = tiles.delta_chunk_channels > 0 && key_dim <= room.delta_chunk_keys && key_dim.is_multiple_of(4);
+        if fits && !self.few_rows(rows) {
+            (Kernel::DeltaChunks, tiles.delta_chunk_channels)
+        } else {
+            (Kernel::DeltaRule, tiles.delta_channels)
+        }
+    }
+
     fn delta(&mut self, op: &Op) -> Outcome {
         let Op::DeltaRule { q, k, v, decay, beta, gate, norm, eps, state, out } = op else {
             return Err("no kernel for the op".into());
@@ -63,7 +74,7 @@ impl Lowering<'_> {
         let (gate_at, gate_stride) = self.place(*gate, &work)?;
         let (out_at, out_stride) = self.place(*out, &work)?;
         let (heads, value_dim) = (v.count, v.dim);
-        let channels = self.target.tiles.delta_channels;
+        let (kernel, channels) = self.delta_kernel(*out, q.dim);
         let args = DeltaRuleArgs {
             q_at,
             q_stride,
@@ -90,7 +101,7 @@ impl Lowering<'_> {
         };
         self.check_groups_yz(self.max_rows(*out))?;
         let grid = [Extent::Fixed(heads * value_dim.div_ceil(channels)), Extent::of(Count::Spans), Extent::Fixed(1)];
-        self.push(Call::new(Kernel::DeltaRule, grid).work(&work).with(Operand::State, Some(window)), args);
+        self.push(Call::new(kernel, grid).work(&work).with(Operand::State, Some(window)), args);
         let (w2, norm_at) = self.vector(Some(*norm))?;
         let grid = [Extent::Fixed(heads), self.rows_extent(*out)?, Extent::Fixed(1)];
         let args = DeltaFinishArgs { gate_at, gate_stride, out_at, out_stride, norm_at, eps: *eps, heads, value_dim };
