@@ -2,7 +2,7 @@
 """What HTTP costs: decode speed through `strata serve` against `strata bench`, and the time to the first token of a prompt
 that is cached.
 
-  over_http.py --strata target/release/strata -m FILE [-n 1000] [-t 2] [--rounds 5]
+  over_http.py --strata target/release/strata -m FILE [-n 500] [-t 2] [--rounds 5]
 
 Needs Python alone. Each round measures without HTTP, with it, and without again, so that a change of the machine's speed meets
 both. The client runs on the same machine and is part of the cost. Printed: the median of the ratios round by round with their
@@ -20,6 +20,10 @@ import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests" / "tools"))
 from serving import serving  # noqa: E402
+
+
+# Real-time priority (`chrt -f 10`) may take 95 % of a second; a rest before each run keeps all of them below that.
+PAUSE_SECONDS = 1.0
 
 
 def stream(address, messages, tokens):
@@ -59,7 +63,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strata", default="target/release/strata")
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("-n", "--tokens", type=int, default=1000)
+    parser.add_argument("-n", "--tokens", type=int, default=500)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
@@ -68,8 +72,11 @@ def main():
     with serving(args.strata, "-m", args.model, "-t", str(args.threads), "-c", "2048", "--parallel", "1") as address:
         depth = stream(address, messages, args.tokens)[3]
         for _ in range(args.rounds):
+            time.sleep(PAUSE_SECONDS)
             before = bench(args.strata, args.model, depth, args.tokens, args.threads)
+            time.sleep(PAUSE_SECONDS)
             first, rate, said, _ = stream(address, messages, args.tokens)
+            time.sleep(PAUSE_SECONDS)
             after = bench(args.strata, args.model, depth, args.tokens, args.threads)
             ratios.append(2 * rate / (before + after))
             inside.append(2 * said / (before + after))

@@ -217,19 +217,122 @@ fn every_wrong_field_is_named() {
     ask(&SERVER, CHAT, &json!({ "messages": user("Hi"), "max_tokens": 1 }));
 }
 
+/// Requests that are taken as they stand, one for every route that takes any.
+fn good_bodies() -> Vec<(&'static str, Json)> {
+    vec![
+        (CHAT, json!({ "messages": user("Hi"), "max_tokens": 1, "stop": ["x\u{1f600}"] })),
+        (TEXT, json!({ "prompt": "Hi", "max_tokens": 1, "logit_bias": { "1": -1.5 } })),
+        (RESPONSES, json!({ "input": "Hi", "max_output_tokens": 1, "metadata": null })),
+        (MESSAGES, json!({ "messages": user("Hi"), "max_tokens": 1, "stream": false })),
+        ("/v1/messages/count_tokens", json!({ "messages": user("Hi") })),
+        ("/apply-template", json!({ "messages": user("Hi") })),
+        ("/tokenize", json!({ "content": "Hi", "add_special": true })),
+        ("/detokenize", json!({ "tokens": [1, 2, 3] })),
+    ]
+}
+
+/// Texts that are no JSON, whatever is done with what they say.
+const NOT_JSON: &[&str] = &[
+    " ",
+    "nul",
+    "tru",
+    "True",
+    "None",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "undefined",
+    "\u{0}",
+    "\u{feff}",
+    "\u{feff}{",
+    "{",
+    "}",
+    "[",
+    "]",
+    "[]]",
+    "{}}",
+    "{}{}",
+    "{} x",
+    "{},",
+    ",",
+    ":",
+    "\"",
+    "'a'",
+    "{'a': 1}",
+    "{a: 1}",
+    "{\"a\"}",
+    "{\"a\":}",
+    "{\"a\" 1}",
+    "{\"a\"::1}",
+    "{:1}",
+    "{1: 1}",
+    "{null: 1}",
+    "{\"a\": 1,}",
+    "{,\"a\": 1}",
+    "{\"a\": 1,, \"b\": 2}",
+    "{\"a\": 1 \"b\": 2}",
+    "{\"a\": 1; \"b\": 2}",
+    "{\"a\": [1,]}",
+    "{\"a\": [,1]}",
+    "{\"a\": [1 2]}",
+    "{\"a\": [1}",
+    "{\"messages\": [}",
+    "{\"a\": {\"b\": 1}",
+    "{\"a\": 01}",
+    "{\"a\": +1}",
+    "{\"a\": .5}",
+    "{\"a\": 1.}",
+    "{\"a\": 1e}",
+    "{\"a\": 1e+}",
+    "{\"a\": --1}",
+    "{\"a\": 0x10}",
+    "{\"a\": 1_000}",
+    "{\"a\": 1e999999}",
+    "{\"a\": \"\\ud800\"}",
+    "{\"a\": \"\\udc00x\"}",
+    "{\"a\": \"\\u12\"}",
+    "{\"a\": \"\\x41\"}",
+    "{\"a\": \"\\\"}",
+    "{\"a\": \"line\nbreak\"}",
+    "{\"a\": \"tab\there\"}",
+    "{\"a\": \"\u{1}\"}",
+    "{\"a\": \"open}",
+    "/* c */ {}",
+    "{} // c",
+    "# c\n{}",
+    "{\"a\": `x`}",
+    "{\"a\": 'x'}",
+    "<a/>",
+    "a=1&b=2",
+    "data: {}",
+    "--x\r\n\r\n{}\r\n--x--",
+    "{\"a\": True}",
+    "{\"a\": None}",
+    "{\"a\": NaN}",
+];
+
+/// Every good body cut at every byte, and every text that is none on every route: (route, body).
+fn broken_bodies() -> Vec<(&'static str, String)> {
+    let deep = ["[".repeat(100_000), "{\"a\":".repeat(100_000), format!("{{\"messages\": {}", "[".repeat(100_000))];
+    let mut bodies = Vec::new();
+    for (path, body) in good_bodies() {
+        let text = body.to_string();
+        bodies.extend((0..text.len()).filter(|cut| text.is_char_boundary(*cut)).map(|cut| (path, text[..cut].to_owned())));
+        bodies.extend(NOT_JSON.iter().copied().chain(deep.iter().map(String::as_str)).map(|bad| (path, bad.to_owned())));
+    }
+    bodies
+}
+
 #[test]
 fn broken_json_is_a_400_wherever_it_breaks() {
-    let body = json!({ "messages": user("Hi"), "max_tokens": 1, "stop": ["x\u{1f600}"] }).to_string();
-    for cut in (0..body.len()).filter(|cut| body.is_char_boundary(*cut)) {
-        check_error(CHAT, &body[..cut], None);
+    let bodies = broken_bodies();
+    assert!(bodies.len() >= 300);
+    for (path, body) in bodies {
+        check_error(path, &body, None);
     }
-    let deep = "[".repeat(100_000);
-    for bad in ["nul", "{\"a\":}", "{\"messages\": [}", "\u{0}", "{'a': 1}", "1e999999", deep.as_str(), "{\"a\": \"\\ud800\"}"] {
-        for path in [CHAT, TEXT, RESPONSES, MESSAGES, "/tokenize"] {
-            check_error(path, bad, None);
-        }
+    for (path, body) in good_bodies() {
+        ask(&SERVER, path, &body);
     }
-    ask(&SERVER, CHAT, &json!({ "messages": user("Hi"), "max_tokens": 1 }));
 }
 
 #[test]
@@ -261,6 +364,18 @@ fn unknown_places_and_methods_and_sizes() {
     assert_eq!(get(&SERVER, "/web/../../Cargo.toml").status, 404);
     assert_eq!(get(&SERVER, "/web/%2e%2e%2fCargo.toml").status, 404);
     assert_eq!(get(&SERVER, CHAT).status, 405);
+    // Slips that are made with base addresses.
+    for (path, meant) in [
+        ("/chat/completions", CHAT),
+        ("/v1/v1/chat/completions", CHAT),
+        ("//v1/chat/completions/", CHAT),
+        ("/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+    ] {
+        let reply = get(&SERVER, path);
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(reply.status == 404 && message.ends_with(&format!("{meant} does")), "{path}: {message}");
+    }
     assert_eq!(post(&SERVER, "/v1/models", &json!({})).status, 405);
     let reply = get(&SERVER, "/v1/messages");
     assert_eq!((reply.status, &reply.json()["type"]), (405, &json!("error")));

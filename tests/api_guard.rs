@@ -2,6 +2,10 @@
 
 mod api_support;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
 use api_support::*;
 use serde_json::json;
 use strata::server::{Server, ServerOptions, openapi_document};
@@ -73,7 +77,7 @@ fn keys() {
     ] {
         assert_eq!(status(&server, "/v1/models", &headers), expected, "{headers:?}");
     }
-    for open in ["/health", "/", "/web/app.js", "/openapi.json"] {
+    for open in ["/health", "/", "/docs", "/web/app.js", "/openapi.json"] {
         assert_eq!(status(&server, open, &[]), 200, "{open}");
     }
     for closed in ["/v1/status", "/metrics", "/slots", "/props"] {
@@ -84,18 +88,49 @@ fn keys() {
 }
 
 #[test]
+fn nobody_holds_a_connection_without_asking_for_something() {
+    let server = server(|options| (options.patience, options.max_connections) = (Duration::from_millis(300), 2));
+    let open = |bytes: &[u8]| {
+        let mut stream = TcpStream::connect(server.address()).expect("the server listens");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a timeout");
+        stream.write_all(bytes).expect("the request is sent");
+        stream
+    };
+    let rest = |mut stream: TcpStream| {
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("an end");
+        text
+    };
+    assert_eq!(rest(open(b"")), "", "a connection without a request");
+    assert!(!rest(open(b"POST /v1/completions HTTP/1.1\r\nhost: local")).starts_with("HTTP/1.1 200"), "half a head");
+    let half = rest(open(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{\"prompt\":"));
+    assert!(half.starts_with("HTTP/1.1 408"), "half a body: {half}");
+    // Two idle connections are all there may be; who comes then waits until they are closed, and is served.
+    let idle = [open(b""), open(b"")];
+    assert_eq!(get(&server, "/health").status, 200);
+    assert_eq!(idle.map(rest), ["", ""]);
+    // A long answer is not cut off.
+    let body = json!({ "prompt": "Once", "max_tokens": 900, "ignore_eos": true, "stream": true });
+    assert!(post(&server, "/v1/completions", &body).body.ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
 fn the_page_is_whole_and_asks_nobody_else() {
     let server = server(|_| ());
     let page = get(&server, "/");
     assert_eq!(page.status, 200);
     assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
     let mut files = 0;
-    for part in page.body.split(['"', '\'']).filter(|part| part.starts_with("/web/")) {
+    let docs = get(&server, "/docs");
+    assert_eq!((docs.status, docs.header("content-security-policy")), (200, page.header("content-security-policy")));
+    for part in (page.body + &docs.body).split(['"', '\'']).filter(|part| part.starts_with("/web/")) {
         assert_eq!(get(&server, part).status, 200, "{part}");
         files += 1;
     }
     assert!(files >= 4);
-    for file in ["/", "/web/app.js", "/web/chat.js", "/web/monitor.js", "/web/markdown.js", "/web/style.css"] {
+    for file in
+        ["/", "/web/app.js", "/web/chat.js", "/web/monitor.js", "/web/markdown.js", "/web/style.css", "/docs", "/web/docs.js"]
+    {
         let text = get(&server, file).body;
         let text = text.replace("http://www.w3.org/", "").replace("http://localhost", "").replace("https?:", "");
         assert!(!text.contains("http://") && !text.contains("https://"), "{file} names another server");
@@ -128,14 +163,11 @@ fn native_routes_and_the_document() {
     assert_eq!(ask(&server, "/detokenize", &json!({ "tokens": ids }))["content"], "The red box");
     let document = get(&server, "/openapi.json").json();
     let vocab = status["model"]["vocab"].as_u64().unwrap() as usize;
-    assert_eq!(document, openapi_document(vocab));
-    for line in strata::server::listing() {
+    assert_eq!(document, openapi_document(vocab, None));
+    assert!(document["paths"]["/v1/embeddings"].is_null(), "what cannot be answered is not offered");
+    for line in strata::server::listing(false) {
         let mut words = line.split_whitespace();
         let (method, path) = (words.next().unwrap().to_lowercase(), words.next().unwrap());
-        if path == "/v1/embeddings" {
-            assert!(document["paths"][path].is_null(), "what cannot be answered is not offered");
-            continue;
-        }
         assert!(document["paths"][path][&method].is_object(), "{line} is described");
     }
 }

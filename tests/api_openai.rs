@@ -138,8 +138,18 @@ fn plain_completions() {
     assert_eq!(choice["finish_reason"], "length");
     assert_eq!(choice["logprobs"]["tokens"].as_array().unwrap().len(), 4);
     assert_eq!(choice["logprobs"]["top_logprobs"][0].as_object().unwrap().len(), 2);
-    let text: String = streamed(path, body).data().iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    let chunks = streamed(path, body).data();
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(choice["text"], text);
+    // Offsets are places in the text, echo included, and a stream goes on counting.
+    let logprobs = &choice["logprobs"];
+    let mut at = "The capital of France is".chars().count();
+    for (token, offset) in logprobs["tokens"].as_array().unwrap().iter().zip(logprobs["text_offset"].as_array().unwrap()) {
+        assert_eq!(offset.as_u64(), Some(at as u64), "{logprobs}");
+        at += token.as_str().unwrap().chars().count();
+    }
+    let offsets = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array());
+    assert_eq!(logprobs["text_offset"], offsets.flatten().cloned().collect::<Json>());
     let two = ask(&SERVER, path, &json!({ "prompt": ["a", "b"], "max_tokens": 1 }));
     assert_eq!(two["choices"].as_array().unwrap().len(), 2);
     let tokens = ask(&SERVER, path, &json!({ "prompt": [1, 2, 3], "max_tokens": 1 }));

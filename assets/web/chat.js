@@ -88,13 +88,14 @@ function view(message, index) {
     actions.append(button);
   };
   const body = make("div", "body");
-  if (message.role === "user" || message.error) {
-    body.textContent = message.error ?? message.content;
+  if (message.role === "user") {
+    body.textContent = message.content;
   } else {
     if (message.reasoning) element.append(thinking(message));
     renderMarkdown(body, message.content);
   }
   element.append(body);
+  if (message.error) element.append(make("div", "failure", message.error));
   if (message.role === "user") {
     action("Edit", () => edit(element, index));
     if (index === current.messages.length - 1 && !running) action("Answer", answer);
@@ -287,6 +288,14 @@ function submit() {
   ask(text);
 }
 
+/// Says at once what would only be an error later: files cannot be sent.
+function refuseFiles(event) {
+  const items = [...((event.clipboardData ?? event.dataTransfer)?.items ?? [])];
+  if (!items.some((item) => item.kind === "file")) return;
+  event.preventDefault();
+  $("notice").hidden = event.type === "dragover";
+}
+
 function keepSettings() {
   const values = Object.fromEntries([...NUMBERS, "system"].map((id) => [id, $(id).value]));
   try {
@@ -306,7 +315,11 @@ export function startChat() {
     event.preventDefault();
     submit();
   });
-  $("input").addEventListener("input", fit);
+  $("input").addEventListener("input", () => {
+    $("notice").hidden = true;
+    fit();
+  });
+  for (const kind of ["paste", "dragover", "drop"]) document.addEventListener(kind, refuseFiles);
   $("input").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !running) {
       event.preventDefault();

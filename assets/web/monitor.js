@@ -140,7 +140,8 @@ function showMonitor(status) {
 }
 
 function showAbout(status) {
-  pairs($("about-model"), { ...status.model, devices: (status.engine?.devices ?? []).map((d) => `${d.id}: ${d.detail}`), version: status.version });
+  const pictures = "not supported: text only";
+  pairs($("about-model"), { ...status.model, pictures, devices: (status.engine?.devices ?? []).map((d) => `${d.id}: ${d.detail}`), version: status.version });
   pairs($("about-config"), status.configuration ?? {});
   const base = location.origin;
   $("about-use").textContent = [

@@ -65,6 +65,7 @@ const USUAL_CHUNK_TOKENS: u32 = 64;
 
 pub fn logits(args: &LogitsArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
+    opened.must_write_text()?;
     let tokens = input_tokens(args, &opened)?;
     let vocab = opened.model.dims().vocab;
     if let Some((at, token)) = tokens.iter().enumerate().find(|(_, t)| t.0 >= vocab) {

@@ -17,7 +17,7 @@ use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::service::Opened;
-use crate::engine::{Engine, LoadProgress, OpenOptions, process_memory};
+use crate::engine::{Engine, GenerateError, LoadProgress, OpenOptions, process_memory};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
@@ -99,6 +99,15 @@ impl OpenModel {
             note(format!("warning: {}: {warning}", files.name()));
         }
         Ok(OpenModel { files, model: Arc::new(model), path: args.model.clone() })
+    }
+
+    /// # Errors
+    /// The model gives embeddings.
+    pub fn must_write_text(&self) -> Result<(), CliError> {
+        match self.model.dims().pooling {
+            None => Ok(()),
+            Some(_) => Err(CliError::in_file(&self.files.name(), GenerateError::NoText)),
+        }
     }
 
     /// Tokens that the sequence shall hold. `wish` is the user's `--ctx-size`; without it, `needed` tokens, at least

@@ -81,6 +81,7 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
 pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let text = read_prompt(args)?;
     let opened = OpenModel::open(&args.model)?;
+    opened.must_write_text()?;
     let tokenizer = open_tokenizer(&opened.files)?;
     let (prompt, stops) = make_prompt(args, &opened, &tokenizer, &text)?;
     if args.verbose_prompt {

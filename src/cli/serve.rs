@@ -18,6 +18,7 @@ use super::read::{MOST_SETTINGS_BYTES, read_file};
 use super::text::{Chat, open_tokenizer};
 use crate::engine::service::{OpenEngine, Opened, Service, ServiceOptions, State};
 use crate::launch::LaunchError;
+use crate::model::Pooling;
 use crate::plan::{RefusalKind, Size};
 use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
 
@@ -140,13 +141,15 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         context: context as usize,
         trained_context: opened.model.dims().context as usize,
         vocab: tokenizer.vocab_len(),
+        embedding_width: opened.model.dims().pooling.map(|_| opened.model.dims().width as usize),
     };
     let mut options = options(args, &facts, keys, stops);
     let address = SocketAddr::new(args.network.host, args.network.port);
     // Found out before a large model is loaded.
     TcpListener::bind(address).map(drop).map_err(|e| cannot_listen(address, &e))?;
     // The first engine is opened here, where its errors have exit codes.
-    let (first, keeps) = open_first(&opened, args, context, &interrupt)?;
+    let opening = opening(args, &opened, context);
+    let (first, keeps) = open_first(&opened, args, opening, &interrupt)?;
     options.about["cache_ram"] = json!(Size(keeps.cache_ram).to_string());
     let service_options = ServiceOptions {
         queue: args.service.queue as usize,
@@ -155,7 +158,7 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
         ..ServiceOptions::default()
     };
     let reopening =
-        Reopening { opened, compute: args.compute.clone(), opening: opening(args, context, keeps), interrupt: interrupt.clone() };
+        Reopening { opened, compute: args.compute.clone(), opening: Opening { keeps, ..opening }, interrupt: interrupt.clone() };
     let service = Service::start(Arc::clone(&tokenizer), reopening.handing_out(first), service_options);
     let service = service.map_err(|e| CliError::Failed(format!("the engine's thread cannot start: {e}")))?;
     let app = Arc::new(App::new(service, facts, tokenizer, template, options));
@@ -209,14 +212,18 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
 /// Rows of a decode window for which the kernels of decoding are made; more answers take several windows.
 const JOINT_ROWS: u32 = 8;
 
-fn opening(args: &ServeArgs, context: u32, keeps: Keeps) -> Opening {
+fn opening(args: &ServeArgs, opened: &OpenModel, context: u32) -> Opening {
     // Answers are computed together.
     let joint_rows = args.service.parallel.min(JOINT_ROWS);
+    let max_outputs = match opened.model.dims().pooling {
+        // Every row of a window counts.
+        Some(Pooling::Mean) => u32::MAX,
+        Some(Pooling::Last) | None => joint_rows,
+    };
     Opening {
         slots: args.service.parallel,
         decode_rows: joint_rows,
-        max_outputs: joint_rows,
-        keeps,
+        max_outputs,
         ..Opening::new(context, &args.compute, Stopping::BetweenWindows)
     }
 }
@@ -225,14 +232,21 @@ fn opening(args: &ServeArgs, context: u32, keeps: Keeps) -> Opening {
 const USUAL_CACHE_RAM: Size = Size(1 << 30);
 
 /// Opens the engine, without room for parked conversations if that is what does not fit and nobody asked for it.
-fn open_first(opened: &OpenModel, args: &ServeArgs, context: u32, interrupt: &Interrupt) -> Result<(Opened, Keeps), CliError> {
+fn open_first(
+    opened: &OpenModel,
+    args: &ServeArgs,
+    opening: Opening,
+    interrupt: &Interrupt,
+) -> Result<(Opened, Keeps), CliError> {
     let checkpoints = args.service.parallel * args.service.checkpoints;
     let open = |cache_ram: Size| {
         let keeps = Keeps { checkpoints, cache_ram: cache_ram.0 };
-        let loaded = opened.load(&args.compute, opening(args, context, keeps), interrupt)?;
+        let loaded = opened.load(&args.compute, Opening { keeps, ..opening }, interrupt)?;
         Ok((loaded.opened(), keeps))
     };
-    match open(args.service.cache_ram.unwrap_or(USUAL_CACHE_RAM)) {
+    // Embeddings leave nothing behind that could be parked.
+    let usual = if opened.model.dims().pooling.is_some() { Size(0) } else { USUAL_CACHE_RAM };
+    match open(args.service.cache_ram.unwrap_or(usual)) {
         Err(CliError::Launch(LaunchError::Refused(refusal)))
             if args.service.cache_ram.is_none() && refusal.kind == RefusalKind::DoesNotFit =>
         {
@@ -336,7 +350,7 @@ fn options(args: &ServeArgs, facts: &ModelFacts, keys: Vec<String>, stops: Vec<S
 fn banner(args: &ServeArgs, app: &App, address: SocketAddr) {
     let slots = args.service.parallel;
     note(format!("{}: {} tokens of context, {slots} at once", app.options.model_name, app.model.context));
-    for line in listing() {
+    for line in listing(app.model.embedding_width.is_some()) {
         note(format!("  {line}"));
     }
     if app.options.beyond_loopback && app.options.api_keys.is_empty() {

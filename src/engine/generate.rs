@@ -140,6 +140,10 @@ pub enum GenerateError {
     Tokenizer(#[from] TokenizerError),
     #[error("the prompt is empty: there is nothing to go on from")]
     EmptyPrompt,
+    #[error("this model gives embeddings, not text; `strata serve` offers them as /v1/embeddings")]
+    NoText,
+    #[error("this model writes text and gives no embeddings; embedding models say so in their files (pooling_type)")]
+    NoEmbeddings,
 }
 
 /// One answer in the making.
@@ -170,7 +174,7 @@ impl<'a> Generation<'a> {
     /// before the first step.
     ///
     /// # Errors
-    /// Sampling parameters that mean nothing, an empty stop text, or an empty prompt.
+    /// Sampling parameters that mean nothing, an empty stop text, an empty prompt, or a model that writes no text.
     pub fn new(
         tokenizer: &'a Tokenizer,
         dims: Dims,
@@ -178,6 +182,9 @@ impl<'a> Generation<'a> {
         prompt: Vec<TokenId>,
         options: GenerateOptions,
     ) -> Result<Generation<'a>, GenerateError> {
+        if dims.pooling.is_some() {
+            return Err(GenerateError::NoText);
+        }
         if prompt.is_empty() {
             return Err(GenerateError::EmptyPrompt);
         }

@@ -82,9 +82,9 @@ impl Engine {
         let windows: Vec<Window<'_>> =
             rows.chunks(window_rows).map(|rows| Window { rows, outputs: &outputs[..rows.len()] }).collect();
         let mut inputs = JointInputs { embedding, ngram, scale: model.config.embedding_scale(), feeds, window_rows };
-        let vocab = model.dims().vocab as usize;
+        let width = model.dims().output_width() as usize;
         let mut see_window = |window: usize, scores: &mut [f32]| {
-            scores.chunks_mut(vocab).enumerate().for_each(|(row, scores)| see(window * window_rows + row, scores));
+            scores.chunks_mut(width).enumerate().for_each(|(row, scores)| see(window * window_rows + row, scores));
         };
         Ok(pipeline.run(&windows, &mut inputs, &mut see_window, None)?)
     }

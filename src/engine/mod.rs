@@ -1,5 +1,6 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
+mod embed;
 mod generate;
 mod joint;
 mod load;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 
+pub use embed::{Embedding, EmbeddingProgress};
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
 pub use load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_ram, load_stage};
 pub use park::Parked;
@@ -411,8 +413,8 @@ impl Engine {
         self.free_slots.push(sequence.slot);
     }
 
-    /// Reads `tokens` into the sequence, in windows of at most a prompt chunk. `see` gets each wanted row of logits with the
-    /// index of its token.
+    /// Reads `tokens` into the sequence, in windows of at most a prompt chunk. `see` gets each wanted row of logits (of an
+    /// embedding model, of normed residuals) with the index of its token.
     ///
     /// # Errors
     /// A full context or an unknown token leave the sequence as it was. Any other error empties it.
@@ -473,10 +475,10 @@ impl Engine {
         let cut = |(i, rows)| Window { rows, outputs: &outputs[want.of_window(rows.len(), i == last)] };
         let mut inputs =
             Gather { embedding, ngram, scale: model.config.embedding_scale(), history: sequence.tokens(), first, chunk, options };
-        let vocab = model.dims().vocab as usize;
-        let mut see_window = |i: usize, logits: &mut [f32]| {
+        let width = model.dims().output_width() as usize;
+        let mut see_window = |i: usize, outputs: &mut [f32]| {
             let start = if want == Want::All { i * chunk } else { tokens.len() - 1 };
-            for (row, index) in logits.chunks_mut(vocab).zip(first + start..) {
+            for (row, index) in outputs.chunks_mut(width).zip(first + start..) {
                 see(index, row);
             }
         };

@@ -4,7 +4,9 @@
 use super::blocks::{Moe, decode_layers, finish_stage, gated_part};
 use super::rope::{RopeConfig, Scaling};
 use super::tensors::{Experts, Linear};
-use super::{Architecture, Dims, ModelError, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len};
+use super::{
+    Architecture, Dims, ModelError, Pooling, StageOptions, Tensors, check_experts, check_head_dim, check_layers, row_len,
+};
 use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
     Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, SlotRoom, Stage,
@@ -100,6 +102,7 @@ struct Config {
     /// Newest tokens that each layer attends to; `None` for all.
     windows: Vec<Option<u32>>,
     attention_scale: f32,
+    pooling: Option<Pooling>,
 }
 
 pub(super) fn open(files: &ModelFiles) -> Result<Box<dyn Architecture>, ModelError> {
@@ -207,6 +210,7 @@ impl Config {
             local_base: f64::from(local_base),
             windows,
             attention_scale: 1.0 / (scaled_dim as f32).sqrt(),
+            pooling: read_pooling(metadata, variant)?,
         })
     }
 }
@@ -242,6 +246,17 @@ fn refuse_unknown_traits(metadata: &Metadata, variant: Variant) -> Result<(), Mo
         return Err(ModelError::invalid(key("attention.causal"), false, "models that look ahead are not supported"));
     }
     Ok(())
+}
+
+/// What makes a file that of an embedding model, in the numbers of GGUF.
+fn read_pooling(metadata: &Metadata, variant: Variant) -> Result<Option<Pooling>, ModelError> {
+    let key = format!("{}.pooling_type", variant.name);
+    match metadata.opt_u32(&key)? {
+        None | Some(0) => Ok(None),
+        Some(1) => Ok(Some(Pooling::Mean)),
+        Some(3) => Ok(Some(Pooling::Last)),
+        Some(other) => Err(ModelError::invalid(key, other, "embeddings by the mean (1) or the last token (3) are supported")),
+    }
 }
 
 /// Gemma's sliding windows: a period, or a flag for each layer.
@@ -309,7 +324,14 @@ fn read_rope(metadata: &Metadata, variant: Variant, head_dim: u32, context: u32)
 
 impl Architecture for Config {
     fn dims(&self) -> Dims {
-        Dims { layers: self.layers, width: self.width, hand_off_width: self.width, vocab: self.vocab, context: self.context }
+        Dims {
+            layers: self.layers,
+            width: self.width,
+            hand_off_width: self.width,
+            vocab: self.vocab,
+            context: self.context,
+            pooling: self.pooling,
+        }
     }
 
     fn embedding_scale(&self) -> f32 {
@@ -320,13 +342,8 @@ impl Architecture for Config {
         let mut stage = decode_layers(options, self.layers)?;
         let layers =
             options.layers.clone().map(|i| self.declare(tensors, options, &mut stage, i)).collect::<Result<Vec<_>, _>>()?;
-        let head = if options.layers.end == self.layers {
-            let base = if tensors.has("output.weight") { "output" } else { "token_embd" };
-            let norm = tensors.vector(&mut stage, "output_norm.weight", self.width)?;
-            Some((norm, tensors.linear(&mut stage, base, self.width, self.vocab)?))
-        } else {
-            None
-        };
+        let ends_here = options.layers.end == self.layers;
+        let head = if ends_here { Some(self.declare_head(tensors, &mut stage)?) } else { None };
         for (name, shape) in &options.programs {
             stage.program(self.program(name, *shape, options.layers.start == 0, &layers, head.as_ref()));
         }
@@ -343,6 +360,12 @@ impl Architecture for Config {
             None => ["token_embd.", "output.", "output_norm.", "rope_freqs."].iter().any(|p| tensor.starts_with(p)),
         }
     }
+}
+
+/// What follows the last layer: a norm, and the output matrix where scores are wanted.
+struct Head {
+    norm: WeightId,
+    output: Option<Linear>,
 }
 
 enum FeedForward {
@@ -369,6 +392,15 @@ struct Layer {
 }
 
 impl Config {
+    fn declare_head(&self, tensors: &Tensors<'_>, stage: &mut StageBuilder) -> Result<Head, ModelError> {
+        let norm = tensors.vector(stage, "output_norm.weight", self.width)?;
+        if self.pooling.is_some() {
+            return Ok(Head { norm, output: None });
+        }
+        let base = if tensors.has("output.weight") { "output" } else { "token_embd" };
+        Ok(Head { norm, output: Some(tensors.linear(stage, base, self.width, self.vocab)?) })
+    }
+
     fn declare(
         &self,
         tensors: &Tensors<'_>,
@@ -434,14 +466,7 @@ impl Config {
         Ok(FeedForward::Experts(Box::new(moe)))
     }
 
-    fn program(
-        &self,
-        name: &str,
-        shape: ShapeClass,
-        first: bool,
-        layers: &[Layer],
-        head: Option<&(WeightId, Linear)>,
-    ) -> ProgramBuilder {
+    fn program(&self, name: &str, shape: ShapeClass, first: bool, layers: &[Layer], head: Option<&Head>) -> ProgramBuilder {
         let mut p = ProgramBuilder::new(name, shape);
         let kind = if first { InputKind::TokenEmbedding { scale: self.embedding_scale() } } else { InputKind::HandOff };
         let x = p.input("residual", self.width, kind);
@@ -450,14 +475,19 @@ impl Config {
         }
         match head {
             None => p.mark_output(x, OutputKind::HandOff),
-            Some((norm, output)) => {
+            Some(Head { norm, output }) => {
                 let wanted = p.output_rows("wanted residual", self.width);
                 p.step("wanted rows", Op::GatherOutputs { x, out: wanted });
                 let normed = p.output_rows("head normed", self.width);
                 let (group, eps) = (self.width, self.eps);
                 p.step("head norm", Op::RmsNorm { x: wanted, weight: Some(*norm), out: normed, group, eps });
-                let logits = p.output("logits", Rows::Outputs, self.vocab, OutputKind::Logits);
-                p.step("head logits", Op::MatMul { x: normed, parts: vec![output.part(logits, Epilogue::None)] });
+                match output {
+                    None => p.mark_output(normed, OutputKind::Embedding),
+                    Some(output) => {
+                        let logits = p.output("logits", Rows::Outputs, self.vocab, OutputKind::Logits);
+                        p.step("head logits", Op::MatMul { x: normed, parts: vec![output.part(logits, Epilogue::None)] });
+                    }
+                }
             }
         }
         p

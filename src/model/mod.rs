@@ -88,6 +88,13 @@ fn check_head_dim(key: String, dim: u32) -> Result<(), ModelError> {
     Ok(())
 }
 
+/// How an embedding model makes one vector of the rows of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    Mean,
+    Last,
+}
+
 /// Sizes that every family has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
@@ -99,6 +106,15 @@ pub struct Dims {
     pub vocab: u32,
     /// Tokens the model was trained for.
     pub context: u32,
+    /// Of embedding models. Their outputs are the normed rows of the residual, and there is no head.
+    pub pooling: Option<Pooling>,
+}
+
+impl Dims {
+    /// Elements of a row that a window gives: a score for every token, or a row to be pooled.
+    pub fn output_width(&self) -> u32 {
+        if self.pooling.is_some() { self.width } else { self.vocab }
+    }
 }
 
 /// What a stage shall hold and run.

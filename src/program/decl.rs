@@ -275,6 +275,8 @@ pub enum InputKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputKind {
     Logits,
+    /// Normed rows of the residual, to be pooled.
+    Embedding,
     /// The residual streams for the next stage.
     HandOff,
 }

@@ -40,7 +40,8 @@ struct Ports {
     ngram: Option<BufferId>,
     hand_off_in: Option<BufferId>,
     hand_off_out: Option<BufferId>,
-    logits: Option<BufferId>,
+    /// Scores, or the rows of an embedding model.
+    wanted: Option<BufferId>,
 }
 
 impl Ports {
@@ -50,7 +51,7 @@ impl Ports {
             ngram: program.input(|k| k == InputKind::NgramRows),
             hand_off_in: program.input(|k| k == InputKind::HandOff),
             hand_off_out: program.output(OutputKind::HandOff),
-            logits: program.output(OutputKind::Logits),
+            wanted: program.output(OutputKind::Logits).or_else(|| program.output(OutputKind::Embedding)),
         }
     }
 }
@@ -204,7 +205,7 @@ pub struct Pipeline {
     staging: Vec<f32>,
     /// What each stage left for the next one.
     hand_off: Vec<Vec<f32>>,
-    logits: Vec<f32>,
+    wanted: Vec<f32>,
 }
 
 impl Pipeline {
@@ -218,8 +219,8 @@ impl Pipeline {
             return Err(ScheduleError::NoTiers);
         }
         let hand_off = stages.iter().map(|s| Vec::with_capacity(s.most_floats(|p| p.hand_off_out))).collect();
-        let logits = stages.iter().map(|s| s.most_floats(|p| p.logits)).max().unwrap_or(0);
-        Ok(Pipeline { stages, experts, staging: Vec::new(), hand_off, logits: Vec::with_capacity(logits) })
+        let wanted = stages.iter().map(|s| s.most_floats(|p| p.wanted)).max().unwrap_or(0);
+        Ok(Pipeline { stages, experts, staging: Vec::new(), hand_off, wanted: Vec::with_capacity(wanted) })
     }
 
     /// From here on nothing allocates.
@@ -367,13 +368,13 @@ impl Pipeline {
             to.resize(slice.len_bytes as usize / 4, 0.0);
             runner.backend.download(slice, bytemuck::cast_slice_mut(to))?;
         }
-        if let Some(buffer) = ports.logits
+        if let Some(buffer) = ports.wanted
             && !window.outputs.is_empty()
         {
             let slice = runner.slice(program, buffer, window.outputs.len());
-            self.logits.resize(slice.len_bytes as usize / 4, 0.0);
-            runner.backend.download(slice, bytemuck::cast_slice_mut(&mut self.logits))?;
-            see(index, &mut self.logits);
+            self.wanted.resize(slice.len_bytes as usize / 4, 0.0);
+            runner.backend.download(slice, bytemuck::cast_slice_mut(&mut self.wanted))?;
+            see(index, &mut self.wanted);
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use serde_json::Value as Json;
 use tokio::sync::Semaphore;
 
+use super::doing::Doing;
 use super::error::{ApiError, Kind};
 use super::metrics::Metrics;
 use super::tools::ToolFormat;
@@ -35,6 +36,8 @@ pub struct ServerOptions {
     pub max_preparing: usize,
     /// Open connections.
     pub max_connections: usize,
+    /// Longest wait for the head of a request, for its body, and of an open connection for the next request.
+    pub patience: Duration,
     /// Most time for one request, waiting included.
     pub request_timeout: Option<Duration>,
     /// Silence after which a stream sends a comment.
@@ -65,6 +68,7 @@ impl Default for ServerOptions {
             max_body_bytes: 32 << 20,
             max_preparing: 32,
             max_connections: 512,
+            patience: Duration::from_secs(60),
             request_timeout: None,
             keep_alive: Duration::from_secs(10),
             sampling: SamplingParams::default(),
@@ -88,6 +92,8 @@ pub struct ModelFacts {
     pub context: usize,
     pub trained_context: usize,
     pub vocab: usize,
+    /// Elements of a vector, if the model gives these and not text.
+    pub embedding_width: Option<usize>,
 }
 
 pub struct App {
@@ -100,13 +106,11 @@ pub struct App {
     /// The template writes tools itself.
     pub template_has_tools: bool,
     pub metrics: Metrics,
+    pub doing: Arc<Doing>,
     pub started: std::time::SystemTime,
     pub preparing: Semaphore,
     grammars: OnceLock<Result<GrammarCompiler, SampleError>>,
 }
-
-/// Longest wait for the rest of a request's body.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Of a body that is too large, so much more is read before the connection is cut.
 const DRAINED_BYTES: usize = 16 << 20;
@@ -130,6 +134,7 @@ impl App {
             tokenizer,
             template,
             metrics: Metrics::new(),
+            doing: Arc::default(),
             started: std::time::SystemTime::now(),
             preparing: Semaphore::new(options.max_preparing.max(1)),
             options,
@@ -160,7 +165,7 @@ impl App {
             let message = format!("the request is larger than {limit} bytes, the most this server takes (--max-body-mib)");
             ApiError::new(Kind::TooLarge, message)
         };
-        let read = tokio::time::timeout(BODY_TIMEOUT, read_limited(request.into_body(), limit)).await;
+        let read = tokio::time::timeout(self.options.patience, read_limited(request.into_body(), limit)).await;
         let bytes = match read {
             Err(_) => return Err(ApiError::new(Kind::TooSlow, "the body of the request did not arrive in time")),
             Ok(Err(_)) => return Err(ApiError::new(Kind::Invalid, "the body of the request broke off")),

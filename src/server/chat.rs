@@ -9,7 +9,7 @@ use super::app::App;
 use super::error::{ApiError, Kind};
 use super::ids;
 use super::tools::{ToolChoice, ToolParser, ToolSpec, describe_in_messages, forced_call, json_grammar};
-use super::turn::Turn;
+use super::turn::{Delivery, Turn};
 use crate::engine::service::{Request, Thinking};
 use crate::sample::{Grammar, LogitMask, SamplingParams};
 use crate::tokenizer::{ChatRequest, RenderedChat, ShowSpecial, TemplateError};
@@ -61,8 +61,8 @@ pub struct Prepared {
 impl Prepared {
     /// # Errors
     /// The queue is full or the service is stopping.
-    pub fn start(self, app: &App) -> Result<Vec<Turn>, ApiError> {
-        self.requests.into_iter().map(|(request, tools)| Turn::start(app, request, tools)).collect()
+    pub fn start(self, app: &App, delivery: Delivery) -> Result<Vec<Turn>, ApiError> {
+        self.requests.into_iter().map(|(request, tools)| Turn::start(app, request, tools, delivery)).collect()
     }
 }
 

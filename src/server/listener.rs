@@ -13,9 +13,6 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
-/// Longest time for the head of a request, and for an open connection without one.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
-
 /// After the system could not give a connection (too many open files, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
@@ -50,10 +47,11 @@ impl Limited {
     }
 }
 
-/// Answers until told to stop, then lets what runs come to its end.
-pub async fn serve(listener: Limited, router: Router, mut stopped: watch::Receiver<bool>) {
+/// Answers until told to stop, then lets what runs come to its end. A connection whose next request has not begun and said
+/// what it wants within `patience` is closed.
+pub async fn serve(listener: Limited, router: Router, patience: Duration, mut stopped: watch::Receiver<bool>) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(patience);
     let running = GracefulShutdown::new();
     loop {
         let (stream, permit) = tokio::select! {

@@ -6,6 +6,7 @@
 mod anthropic;
 mod app;
 mod chat;
+mod doing;
 mod error;
 mod fields;
 mod guard;
@@ -61,7 +62,7 @@ impl Server {
         let listener = runtime.block_on(listener::Limited::bind(address, app.options.max_connections))?;
         let address = listener.address()?;
         let router = routes::router(Arc::clone(&app));
-        let ended = runtime.spawn(listener::serve(listener, router, stopped));
+        let ended = runtime.spawn(listener::serve(listener, router, app.options.patience, stopped));
         Ok(Server { address, app, stop, runtime: Some(runtime), ended: Some(ended) })
     }
 

@@ -122,7 +122,8 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
     let reply = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "model": { "id": app.options.model_name, "name": app.model.name, "file": app.model.file, "vocab": app.model.vocab,
-                   "context": app.model.context, "trained_context": app.model.trained_context },
+                   "context": app.model.context, "trained_context": app.model.trained_context,
+                   "embedding_width": app.model.embedding_width },
         "state": status.state.name(),
         "stalled": status.is_stalled(STALL),
         "restarts": status.restarts,
@@ -130,6 +131,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
         "uptime_seconds": ids::now().saturating_sub(ids::unix_seconds(app.started)),
         "activity": { "what": status.activity.what, "request": status.activity.request,
                       "seconds": Instant::now().duration_since(status.activity.since).as_secs_f64() },
+        "http": app.doing.list().iter().map(|(route, age)| json!({ "route": route, "seconds": age.as_secs_f64() })).collect::<Vec<_>>(),
         "engine": engine,
         "memory": { "resident_bytes": process.map(|p| p.resident_bytes), "peak_bytes": process.map(|p| p.peak_bytes),
                     "available_bytes": available_memory_bytes() },

@@ -11,20 +11,21 @@ use super::error::ApiError;
 use super::routes::{Method, Route, ready, routes};
 
 pub async fn document(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
-    Ok(ready(&build(app.model.vocab)))
+    Ok(ready(&build(app.model.vocab, app.model.embedding_width)))
 }
 
-pub fn build(vocab: usize) -> Json {
+/// `embedding_width`: elements of a vector, if the model gives these and not text.
+pub fn build(vocab: usize, embedding_width: Option<usize>) -> Json {
     let mut paths = Map::new();
-    // Embeddings are told of only by servers that can make them, and no model of today can.
-    for route in routes().iter().filter(|route| !route.page && route.name != "embeddings") {
+    // What the model cannot answer is not offered.
+    for route in routes().iter().filter(|route| !route.page && route.suits(embedding_width.is_some())) {
         let method = route.method.name().to_ascii_lowercase();
         let entry = paths.entry(route.path).or_insert_with(|| json!({}));
-        entry[method.as_str()] = operation(route, vocab);
+        entry[method.as_str()] = operation(route, vocab, embedding_width.unwrap_or(1));
     }
     json!({
         "openapi": "3.1.0",
-        "info": { "title": "Strata", "version": env!("CARGO_PKG_VERSION"), "description": "Chat and completion with a local model." },
+        "info": { "title": "Strata", "version": env!("CARGO_PKG_VERSION"), "description": "A local model behind the interfaces of OpenAI and Anthropic." },
         "paths": paths,
         "components": {
             "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
@@ -43,7 +44,7 @@ fn error_schema() -> Json {
     json!({ "type": "object", "required": ["error"], "properties": { "error": error } })
 }
 
-fn operation(route: &Route, vocab: usize) -> Json {
+fn operation(route: &Route, vocab: usize, width: usize) -> Json {
     let error = json!({
         "description": "What is wrong and what to do",
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
@@ -53,7 +54,7 @@ fn operation(route: &Route, vocab: usize) -> Json {
         _ => "application/json",
     };
     let mut content = json!({ kind: { "schema": {} } });
-    if ["chat", "completions", "responses", "messages"].contains(&route.name) {
+    if route.text {
         content["text/event-stream"] = json!({ "schema": {} });
     }
     let mut operation = json!({
@@ -68,7 +69,7 @@ fn operation(route: &Route, vocab: usize) -> Json {
         operation["parameters"] = json!([{ "name": "model", "in": "path", "required": true, "schema": { "type": "string" } }]);
     }
     if route.method == Method::Post {
-        let content = json!({ "application/json": { "schema": request_schema(route.name, vocab) } });
+        let content = json!({ "application/json": { "schema": request_schema(route.name, vocab, width) } });
         operation["requestBody"] = json!({ "required": true, "content": content });
     }
     operation
@@ -148,7 +149,7 @@ fn name() -> Json {
     json!({ "type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$" })
 }
 
-fn request_schema(route: &str, vocab: usize) -> Json {
+fn request_schema(route: &str, vocab: usize, width: usize) -> Json {
     let switch = || maybe(json!({ "type": "boolean" }));
     let text = || json!({ "type": "string" });
     match route {
@@ -194,6 +195,17 @@ fn request_schema(route: &str, vocab: usize) -> Json {
         }
         "count_tokens" => {
             object(json!({ "messages": anthropic_messages(), "system": maybe(content("text", false)) }), &["messages"])
+        }
+        "embeddings" => {
+            let text = json!({ "type": "string", "minLength": 1 });
+            let tokens = json!({ "type": "array", "items": count(0, vocab as i64 - 1), "minItems": 1 });
+            let one = json!([text, tokens]);
+            let list = json!({ "type": "array", "items": { "anyOf": one }, "minItems": 1, "maxItems": 2048 });
+            let properties = json!({
+                "input": { "anyOf": [text, tokens, list] }, "encoding_format": maybe(json!({ "enum": ["float", "base64"] })),
+                "dimensions": maybe(count(1, width as i64)),
+            });
+            object(properties, &["input"])
         }
         "tokenize" => object(
             json!({ "content": text(), "add_special": switch(), "parse_special": switch(), "with_pieces": switch() }),

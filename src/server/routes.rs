@@ -50,6 +50,10 @@ pub struct Route {
     pub open: bool,
     /// Belongs to the page, and is not listed.
     pub page: bool,
+    /// Answers with what a model writes.
+    pub text: bool,
+    /// Answers with a model's embeddings.
+    pub embeddings: bool,
     pub doc: &'static str,
     handler: Handler,
 }
@@ -63,6 +67,8 @@ macro_rules! route {
             path: $path,
             open: false,
             page: false,
+            text: false,
+            embeddings: false,
             doc: $doc,
             handler: |app, request| Box::pin($handler(app, request)),
         };
@@ -74,15 +80,16 @@ macro_rules! route {
 pub fn routes() -> Vec<Route> {
     vec![
         route!(Get "/", "page", web::page, "The page: chat, monitor, about", open, page),
+        route!(Get "/docs", "docs", web::docs, "This interface as a page", open, page),
         route!(Get "/web/{file}", "page_file", web::file, "Files of the page", open, page),
         route!(Get "/favicon.ico", "icon", web::icon, "The page's icon", open, page),
-        route!(Post "/v1/chat/completions", "chat", openai::chat, "OpenAI chat: streaming, tools, structured output, reasoning"),
-        route!(Post "/v1/completions", "completions", openai::completions, "OpenAI completion of plain text"),
-        route!(Post "/v1/responses", "responses", openai::responses, "OpenAI responses, stateless"),
+        route!(Post "/v1/chat/completions", "chat", openai::chat, "OpenAI chat: streaming, tools, structured output, reasoning", text),
+        route!(Post "/v1/completions", "completions", openai::completions, "OpenAI completion of plain text", text),
+        route!(Post "/v1/responses", "responses", openai::responses, "OpenAI responses, stateless", text),
         route!(Get "/v1/models", "models", openai::models, "The model that is served"),
         route!(Get "/v1/models/{model}", "model", openai::model, "One model"),
-        route!(Post "/v1/embeddings", "embeddings", openai::embeddings, "Embeddings (not with this kind of model)"),
-        route!(Post "/v1/messages", "messages", anthropic::messages, "Anthropic messages: streaming, tools, thinking"),
+        route!(Post "/v1/embeddings", "embeddings", openai::embeddings, "OpenAI embeddings of texts", embeddings),
+        route!(Post "/v1/messages", "messages", anthropic::messages, "Anthropic messages: streaming, tools, thinking", text),
         route!(Post "/v1/messages/count_tokens", "count_tokens", anthropic::count_tokens, "Anthropic count of a prompt's tokens"),
         route!(Get "/health", "health", native::health, "Whether the engine is ready", open),
         route!(Get "/metrics", "metrics", native::metrics, "Counters for Prometheus"),
@@ -96,9 +103,16 @@ pub fn routes() -> Vec<Route> {
     ]
 }
 
+impl Route {
+    /// Whether a model that gives embeddings, or else text, can answer here.
+    pub fn suits(&self, embeddings: bool) -> bool {
+        if embeddings { !self.text } else { !self.embeddings }
+    }
+}
+
 /// Lines for the banner.
-pub fn listing() -> Vec<String> {
-    let shown = routes().into_iter().filter(|route| !route.page);
+pub fn listing(embeddings: bool) -> Vec<String> {
+    let shown = routes().into_iter().filter(|route| !route.page && route.suits(embeddings));
     shown.map(|route| format!("{:<4} {:<26} {}", route.method.name(), route.path, route.doc)).collect()
 }
 
@@ -117,8 +131,10 @@ pub fn router(app: Arc<App>) -> Router {
         router = router.route(path, on(method.filter(), serve));
     }
     let unknown = |request: HttpRequest| async move {
-        let message = format!("{} {} does not exist here; /openapi.json lists what does", request.method(), request.uri().path());
-        ApiError::new(Kind::NotFound, message).response(Shape::of_path(request.uri().path()))
+        let path = request.uri().path();
+        let remedy = meant(path).map_or_else(|| "/openapi.json lists what does".to_owned(), |meant| format!("{meant} does"));
+        let message = format!("{} {path} does not exist here; {remedy}", request.method());
+        ApiError::new(Kind::NotFound, message).response(Shape::of_path(path))
     };
     let wrong_method = |request: HttpRequest| async move {
         let message = format!("{} is not possible for {}", request.method(), request.uri().path());
@@ -135,6 +151,17 @@ pub fn router(app: Arc<App>) -> Router {
         .layer(axum::middleware::from_fn(move |request, next| guard::guard(Arc::clone(&guarded), request, next)))
 }
 
+/// The route that a path names but for a slash too many or the `/v1` that belongs to a base address.
+fn meant(path: &str) -> Option<&'static str> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let tidy = format!("/{}", parts.join("/"));
+    let (longer, shorter) = (format!("/v1{tidy}"), tidy.strip_prefix("/v1/v1").map(|rest| format!("/v1{rest}")));
+    let candidates = [Some(tidy), Some(longer), shorter];
+    let known = routes();
+    let find = |path: &String| known.iter().find(|route| !route.page && route.path == *path).map(|route| route.path);
+    candidates.iter().flatten().find_map(find)
+}
+
 async fn serve(
     app: Arc<App>,
     name: &'static str,
@@ -144,6 +171,7 @@ async fn serve(
     request: HttpRequest,
 ) -> Response {
     let start = Instant::now();
+    let _listed = app.doing.begin(name);
     let shape = Shape::of_path(path);
     let result = match open || guard::has_key(&app, request.headers()) {
         true => handler(Arc::clone(&app), request).await,

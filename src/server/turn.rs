@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::app::App;
-use super::error::ApiError;
+use super::error::{ApiError, Kind};
 use super::ids;
 use super::tools::{Piece, ToolParser};
-use crate::engine::service::{Chosen, Event, Outcome, Request};
+use crate::engine::service::{Chosen, Event, Outcome, Request, Sink};
 use crate::engine::{Finish, GenerationStats};
 use crate::tokenizer::Part;
 
@@ -28,7 +28,7 @@ pub enum Out {
     },
     Reasoning(String),
     Text(String),
-    /// Comes before the text that the token is part of.
+    /// Comes before the text that the token is part of, if the request asks for probabilities.
     Token(Chosen),
     ToolStart {
         index: usize,
@@ -88,9 +88,41 @@ impl std::ops::Add for Usage {
     }
 }
 
+/// How a client takes its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    Stream,
+    /// In one piece: nobody looks before the end, so nothing is handed over before it.
+    Whole,
+}
+
+impl Delivery {
+    pub fn of(stream: bool) -> Delivery {
+        if stream { Delivery::Stream } else { Delivery::Whole }
+    }
+
+    fn sink(self, sender: UnboundedSender<Event>) -> Sink {
+        if self == Delivery::Stream {
+            return Box::new(move |event| sender.send(event).is_ok());
+        }
+        let mut held = Vec::new();
+        Box::new(move |event| {
+            let last = event.is_terminal();
+            held.push(event);
+            match last {
+                true => held.drain(..).all(|event| sender.send(event).is_ok()),
+                false => !sender.is_closed(),
+            }
+        })
+    }
+}
+
 pub struct Turn {
     events: UnboundedReceiver<Event>,
     cancel: Arc<AtomicBool>,
+    delivery: Delivery,
+    /// Whether anybody asked for the tokens' probabilities.
+    shows_tokens: bool,
     tools: Option<ToolParser>,
     ready: VecDeque<Out>,
     over: bool,
@@ -103,13 +135,18 @@ impl Turn {
     /// wait for a client that reads slowly.
     ///
     /// # Errors
-    /// The queue is full or the service is stopping.
-    pub fn start(app: &App, mut request: Request, tools: Option<ToolParser>) -> Result<Turn, ApiError> {
+    /// The model writes no text, the queue is full, or the service is stopping.
+    pub fn start(app: &App, mut request: Request, tools: Option<ToolParser>, delivery: Delivery) -> Result<Turn, ApiError> {
+        if app.model.embedding_width.is_some() {
+            let message = format!("'{}' gives embeddings (/v1/embeddings) and writes no text", app.options.model_name);
+            return Err(ApiError { kind: Kind::Invalid, message, field: Some("model".into()) });
+        }
         let (sender, events) = unbounded_channel();
         let cancel = Arc::new(AtomicBool::new(false));
         request.cancel = Arc::clone(&cancel);
-        app.service.submit(request, Box::new(move |event| sender.send(event).is_ok()))?;
-        Ok(Turn { events, cancel, tools, ready: VecDeque::new(), over: false })
+        let shows_tokens = request.sampling.logprobs.is_some();
+        app.service.submit(request, delivery.sink(sender))?;
+        Ok(Turn { events, cancel, delivery, shows_tokens, tools, ready: VecDeque::new(), over: false })
     }
 
     /// The next part; `None` after the last. Nothing is lost if the future is dropped.
@@ -122,12 +159,19 @@ impl Turn {
                 return None;
             }
             match self.events.recv().await {
-                Some(event) => self.take(event),
+                Some(event) => {
+                    self.take(event);
+                    while self.delivery == Delivery::Whole
+                        && let Ok(event) = self.events.try_recv()
+                    {
+                        self.take(event);
+                    }
+                }
                 None => {
                     // The service promises a terminal event; this is for a defect in it.
                     self.over = true;
                     let message = "the engine went away without an answer";
-                    self.ready.push_back(Out::Failed(ApiError::new(super::error::Kind::Internal, message)));
+                    self.ready.push_back(Out::Failed(ApiError::new(Kind::Internal, message)));
                 }
             }
         }
@@ -138,10 +182,17 @@ impl Turn {
             Event::Started { prompt, cached, .. } => self.ready.push_back(Out::Started { prompt, cached }),
             Event::Prompt { done, total } => self.ready.push_back(Out::Progress { done, total }),
             Event::Token { parts, chosen } => {
-                self.ready.push_back(Out::Token(chosen));
+                if self.shows_tokens {
+                    self.ready.push_back(Out::Token(chosen));
+                }
                 self.parts(parts);
             }
             Event::Done(outcome) => self.finish(*outcome),
+            // The service gives what was asked for; this is for a defect in it.
+            Event::Embedded { .. } => {
+                self.over = true;
+                self.ready.push_back(Out::Failed(ApiError::new(Kind::Internal, "the engine gave an embedding, not text")));
+            }
             Event::Failed(error) => {
                 self.over = true;
                 self.ready.push_back(Out::Failed(error.into()));
@@ -152,8 +203,8 @@ impl Turn {
     fn parts(&mut self, parts: Vec<Part>) {
         for part in parts {
             match (part, &mut self.tools) {
-                (Part::Reasoning(text), _) => self.ready.push_back(Out::Reasoning(text)),
-                (Part::Answer(text), None) => self.ready.push_back(Out::Text(text)),
+                (Part::Reasoning(text), _) => self.put(Out::Reasoning(text)),
+                (Part::Answer(text), None) => self.put(Out::Text(text)),
                 (Part::Answer(text), Some(tools)) => {
                     let pieces = tools.push(&text);
                     self.pieces(pieces);
@@ -163,12 +214,25 @@ impl Turn {
     }
 
     fn pieces(&mut self, pieces: Vec<Piece>) {
-        self.ready.extend(pieces.into_iter().map(|piece| match piece {
-            Piece::Text(text) => Out::Text(text),
-            Piece::Start { index, name } => Out::ToolStart { index, id: ids::new("call_"), name },
-            Piece::Args { index, json } => Out::ToolArgs { index, json },
-            Piece::End { index } => Out::ToolEnd { index },
-        }));
+        for piece in pieces {
+            self.put(match piece {
+                Piece::Text(text) => Out::Text(text),
+                Piece::Start { index, name } => Out::ToolStart { index, id: ids::new("call_"), name },
+                Piece::Args { index, json } => Out::ToolArgs { index, json },
+                Piece::End { index } => Out::ToolEnd { index },
+            });
+        }
+    }
+
+    /// Makes one piece of what belongs together. In a stream, whose parts are fetched one by one, little of it waits here.
+    fn put(&mut self, out: Out) {
+        match (self.ready.back_mut(), out) {
+            (Some(Out::Text(held)), Out::Text(more)) | (Some(Out::Reasoning(held)), Out::Reasoning(more)) => held.push_str(&more),
+            (Some(Out::ToolArgs { index, json }), Out::ToolArgs { index: at, json: more }) if *index == at => {
+                json.push_str(&more)
+            }
+            (_, out) => self.ready.push_back(out),
+        }
     }
 
     fn finish(&mut self, outcome: Outcome) {

@@ -10,13 +10,15 @@ use super::app::App;
 use super::error::{ApiError, Kind, text_response};
 
 const PAGE: &str = include_str!("../../assets/web/index.html");
+const DOCS: &str = include_str!("../../assets/web/docs.html");
 
-/// Name, type and text of every file beside the page.
+/// Name, type and text of every file beside the pages.
 const FILES: &[(&str, &str, &str)] = &[
     ("style.css", "text/css; charset=utf-8", include_str!("../../assets/web/style.css")),
     ("markdown.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/markdown.js")),
     ("chat.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/chat.js")),
     ("monitor.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/monitor.js")),
+    ("docs.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/docs.js")),
     ("app.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/app.js")),
     ("icon.svg", "image/svg+xml", include_str!("../../assets/web/icon.svg")),
 ];
@@ -33,6 +35,11 @@ fn file_response(content_type: &'static str, text: &'static str) -> Response {
 
 pub async fn page(_app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
     Ok(file_response("text/html; charset=utf-8", PAGE))
+}
+
+/// The OpenAPI document as a page.
+pub async fn docs(_app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
+    Ok(file_response("text/html; charset=utf-8", DOCS))
 }
 
 pub async fn file(_app: Arc<App>, request: HttpRequest) -> Result<Response, ApiError> {

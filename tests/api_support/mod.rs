@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value as Json, json};
@@ -20,10 +21,19 @@ use strata::tokenizer::{ChatTemplate, Tokenizer};
 
 pub const CONTEXT: u32 = 1024;
 
+/// The model that is part of the program.
+pub const BUILT_IN: &str = "assets/tiny-flash-next-IQ3_XXS.gguf";
+
 /// A server to be started.
 pub struct Setup {
+    /// File of the model, from the root of the repository.
+    pub model: &'static str,
+    /// Tokens that a slot holds.
+    pub context: u32,
     pub slots: u32,
     pub prompt_rows: u32,
+    /// So many times the engine cannot be opened.
+    pub failing_opens: Arc<AtomicUsize>,
     pub service: ServiceOptions,
     pub options: ServerOptions,
     /// A chat template in place of the file's.
@@ -34,40 +44,52 @@ impl Default for Setup {
     fn default() -> Setup {
         let sampling = SamplingParams { seed: Some(1), ..SamplingParams::greedy() };
         let options = ServerOptions { model_name: "tiny".into(), sampling, ..ServerOptions::default() };
-        Setup { slots: 2, prompt_rows: 64, service: ServiceOptions::default(), options, template: None }
+        Setup {
+            model: BUILT_IN,
+            context: CONTEXT,
+            slots: 2,
+            prompt_rows: 64,
+            failing_opens: Arc::default(),
+            service: ServiceOptions::default(),
+            options,
+            template: None,
+        }
     }
 }
 
-fn open_engine(files: &Arc<ModelFiles>, slots: u32, prompt_rows: u32) -> Result<Engine, String> {
+fn open_engine(files: &Arc<ModelFiles>, context: u32, slots: u32, prompt_rows: u32) -> Result<Engine, String> {
     let model = Arc::new(Model::open(files).map_err(|e| e.to_string())?);
     let threads = NonZeroUsize::new(2).expect("threads");
     let cpu = CpuBackend::new(CpuOptions::new(Mode::Fast).with_threads(threads)).map_err(|e| e.to_string())?;
-    let options =
-        OpenOptions { context: CONTEXT, slots, prompt_rows, decode_rows: slots, max_outputs: slots, ..OpenOptions::default() };
+    let options = OpenOptions { context, slots, prompt_rows, decode_rows: slots, max_outputs: slots, ..OpenOptions::default() };
     Engine::open(Arc::clone(files), model, Box::new(cpu), options, &mut |_| ()).map_err(|e| e.to_string())
 }
 
 impl Setup {
     pub fn start(self) -> Server {
-        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/tiny-flash-next-IQ3_XXS.gguf");
-        let files = Arc::new(ModelFiles::open(&path).expect("the built-in model opens"));
-        let model = Model::open(&files).expect("the built-in model is valid");
+        let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(self.model);
+        let files = Arc::new(ModelFiles::open(&path).expect("the model opens"));
+        let model = Model::open(&files).expect("the model is valid");
         let tokenizer = Arc::new(Tokenizer::from_metadata(files.metadata()).expect("the tokenizer is valid"));
         let template = match self.template {
             Some(source) => ChatTemplate::from_source(&tokenizer, source),
             None => ChatTemplate::new(&tokenizer),
         };
-        let (slots, rows) = (self.slots, self.prompt_rows);
-        let open: OpenEngine =
-            Box::new(move || Ok(Opened { engine: open_engine(&files, slots, rows)?, plan: None, cards: vec![] }));
+        let (context, slots, rows, failing) = (self.context, self.slots, self.prompt_rows, self.failing_opens);
+        let open: OpenEngine = Box::new(move || {
+            let fails = failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+            let engine = if fails { Err("a test's refusal".into()) } else { open_engine(&files, context, slots, rows) };
+            Ok(Opened { engine: engine?, plan: None, cards: vec![] })
+        });
         let service = Service::start(Arc::clone(&tokenizer), open, self.service).expect("a thread");
         service.wait_until_open(Duration::from_secs(60));
         let facts = ModelFacts {
             name: model.name.clone(),
             file: "tiny.gguf".into(),
-            context: CONTEXT as usize,
+            context: context as usize,
             trained_context: model.dims().context as usize,
             vocab: tokenizer.vocab_len(),
+            embedding_width: model.dims().pooling.map(|_| model.dims().width as usize),
         };
         let app = Arc::new(App::new(service, facts, tokenizer, template.expect("the template is valid"), self.options));
         Server::start(app, SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port")

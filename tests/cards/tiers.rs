@@ -88,7 +88,7 @@ fn pinning_stops_at_the_first_refusal_with_one_line_and_goes_on_with_a_detour() 
         let notices = refused.pipeline().experts.as_ref().unwrap().notices().to_vec();
         let [told] = notices.as_slice() else { panic!("{notices:?}") };
         let id = &refused.pipeline().stages[0].backend.facts().id;
-        assert!(told.contains(id) && told.contains("192 KiB") && told.contains("out of memory"), "{told}");
+        assert!(told.contains(id) && told.contains("192.00 KiB") && told.contains("out of memory"), "{told}");
         assert!(answer(&mut refused) == expected);
         drop(refused);
         sim.assert_given_back("after the second engine");

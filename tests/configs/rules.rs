@@ -261,6 +261,7 @@ fn the_other_families_name_what_is_wrong() {
         // Traits of relatives that would give other numbers.
         header.clone().set(&key("final_logit_softcapping"), 30f32).refused(&[&key("final_logit_softcapping"), "30"]);
         header.clone().set(&key("attention.causal"), false).refused(&[&key("attention.causal"), "false"]);
+        header.clone().set(&key("pooling_type"), 2u32).refused(&[&key("pooling_type"), "2", "mean"]);
         let bias = "blk.0.ffn_gate.bias";
         if header.tensors.iter().any(|(n, _, _)| n == "blk.0.ffn_gate.weight") {
             let rows = header.shape("blk.0.ffn_gate.weight")[1];

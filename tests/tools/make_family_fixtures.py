@@ -8,7 +8,9 @@ For each model: NAME.gguf, and NAME.npz with
   tokens        int32 [n]      the prompt
   logits        float32 [n, V] of every position, computed in float64 by `forward` below from the stored weights
   peer_rel_l2   float64 [1]    largest relative L2 distance, over the positions, of llama.cpp's logits from these
-                               (float32 weights, keys and values, flash attention off); -1 where it was not run
+                               (float32 weights, keys and values, flash attention off); -1 where it was not run.
+                               Of models that pool: the distance of llama.cpp's vector
+  embedding     float32 [E]    of models that pool: the vector of length 1 that the prompt has; logits are left out then
   peer_gelu_rel_l2  float64 [1]  Gemma only: the same when `forward` rounds GELU as llama.cpp does, which looks it up in a
                                table of 16-bit floats
 
@@ -43,7 +45,8 @@ class Spec:
         self.window, self.local_base = None, 10000.0
         self.window_pattern = None     # a layer pattern other than 5 local layers and 1 global
         self.formats = {}              # part of a tensor's name: GGML type; F32 otherwise
-        self.extra_keys = []           # (method of the writer, key, value)
+        self.extra_keys = []           # (method of the writer, its arguments)
+        self.pooling = None            # "MEAN" or "LAST": an embedding model
         self.peer = True               # whether llama.cpp can run it
         self.__dict__.update(traits)
 
@@ -88,6 +91,10 @@ def models():
              scaling=("yarn", 4.0, 32, None, None, None), tokens=96),
         Spec("qwen3moe", "qwen3moe", head_norms=True, head_dim=24, kv_heads=1, base=1e6, eps=1e-6, experts=8, used=3, width=48,
              hidden=16),
+        # Embedding models, as Qwen3-Embedding (a token ends every text) and as the older ones that take the mean.
+        Spec("qwen3-embed-last", "qwen3", head_norms=True, head_dim=24, base=1e6, eps=1e-6, tied=True, pooling="LAST", context=2048,
+             extra_keys=[("add_add_eos_token", True)]),
+        Spec("llama-embed-mean", "llama", tied=True, pooling="MEAN", context=2048),
         Spec("gemma3", "gemma3", gemma=True, head_norms=True, tied=True, layers=7, width=32, heads=3, kv_heads=1, head_dim=24,
              hidden=40, base=1e6, eps=1e-6, window=8, scaling=("linear", 8.0)),
         # No scaling, another rotary base for local layers, every third layer global.
@@ -189,8 +196,10 @@ def write(s, weights, path):
         for key, value in [("attn_factor", attn), ("yarn_beta_fast", fast), ("yarn_beta_slow", slow)]:
             if value is not None:
                 g.add_float32(f"{s.arch}.rope.scaling.{key}", value)
-    for method, key, value in s.extra_keys:
-        getattr(g, method)(key, value)
+    if s.pooling:
+        g.add_pooling_type(gguf.PoolingType[s.pooling])
+    for method, *arguments in s.extra_keys:
+        getattr(g, method)(*arguments)
     texts = token_texts()
     normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     g.add_tokenizer_model("gpt2")
@@ -313,7 +322,8 @@ def feed_forward(s, w, b, x, gelu):
     return out
 
 
-def forward(s, w, tokens, gelu=gelu_tanh):
+def hidden(s, w, tokens, gelu=gelu_tanh):
+    """The normed residual of every position."""
     x = w["token_embd.weight"][tokens] * (math.sqrt(s.width) if s.gemma else 1.0)
     for i in range(s.layers):
         b = f"blk.{i}."
@@ -321,14 +331,24 @@ def forward(s, w, tokens, gelu=gelu_tanh):
         x = x + (rms_norm(y, w[b + "post_attention_norm.weight"], s.eps) if s.gemma else y)
         y = feed_forward(s, w, b, rms_norm(x, w[b + "ffn_norm.weight"], s.eps), gelu)
         x = x + (rms_norm(y, w[b + "post_ffw_norm.weight"], s.eps) if s.gemma else y)
+    return rms_norm(x, w["output_norm.weight"], s.eps)
+
+
+def forward(s, w, tokens, gelu=gelu_tanh):
     head = w["token_embd.weight"] if s.tied else w["output.weight"]
-    return rms_norm(x, w["output_norm.weight"], s.eps) @ head.T
+    return hidden(s, w, tokens, gelu) @ head.T
+
+
+def embedding(s, w, tokens):
+    rows = hidden(s, w, tokens)
+    pooled = rows.mean(0) if s.pooling == "MEAN" else rows[-1]
+    return pooled / np.linalg.norm(pooled)
 
 
 # ------------------------------------------------------------------------------------------------------------------ peer
 
-def peer_logits(path, tokens, betas=(None, None)):
-    """Logits of every position from llama.cpp, as exact as it computes them."""
+def peer_outputs(path, tokens, betas=(None, None), pools=False):
+    """Logits of every position from llama.cpp, or the vector of length 1 that it pools, as exact as it computes them."""
     import ctypes
 
     import llama_cpp as L
@@ -350,6 +370,7 @@ def peer_logits(path, tokens, betas=(None, None)):
     # llama.cpp reads these two keys for some families only; they can be given to any.
     if betas[0] is not None:
         cp.yarn_beta_fast, cp.yarn_beta_slow = betas
+    cp.embeddings = pools
     context = L.llama_init_from_model(model, cp)
     vocab = L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))
     batch = L.llama_batch_init(len(tokens), 0, 1)
@@ -359,7 +380,11 @@ def peer_logits(path, tokens, betas=(None, None)):
         batch.seq_id[i][0] = 0
     if L.llama_decode(context, batch) != 0:
         raise SystemExit(f"llama.cpp cannot run {path}")
-    out = np.array([np.ctypeslib.as_array(L.llama_get_logits_ith(context, i), (vocab,)).copy() for i in range(len(tokens))])
+    if pools:
+        out = np.ctypeslib.as_array(L.llama_get_embeddings_seq(context, 0), (L.llama_model_n_embd(model),)).copy()
+        out /= np.linalg.norm(out)
+    else:
+        out = np.array([np.ctypeslib.as_array(L.llama_get_logits_ith(context, i), (vocab,)).copy() for i in range(len(tokens))])
     L.llama_batch_free(batch)
     L.llama_free(context)
     L.llama_model_free(model)
@@ -369,6 +394,13 @@ def peer_logits(path, tokens, betas=(None, None)):
 def worst(rows, reference):
     """The largest relative L2 distance of a row."""
     return np.array([(np.linalg.norm(rows - reference, axis=1) / np.linalg.norm(reference, axis=1)).max()])
+
+
+def make_embedding(s, exact, tokens, path, with_peer):
+    vector = embedding(s, exact, tokens)
+    distance = worst(peer_outputs(path, tokens, pools=True)[None], vector[None]) if with_peer else np.array([-1.0])
+    np.savez_compressed(path.replace(".gguf", ".npz"), tokens=tokens, embedding=vector.astype(np.float32), peer_rel_l2=distance)
+    print(f"{s.name:14} {os.path.getsize(path):7} bytes, a vector of {len(vector)}, peer_rel_l2 {distance[0]:.1e}")
 
 
 def main():
@@ -385,11 +417,14 @@ def main():
         weights, tokens = make_weights(s)
         path = os.path.join(a.out, s.name + ".gguf")
         exact = write(s, weights, path)
+        if s.pooling:
+            make_embedding(s, exact, tokens, path, not a.no_peer)
+            continue
         logits = forward(s, exact, tokens)
         arrays = {"tokens": tokens, "logits": logits.astype(np.float32), "peer_rel_l2": np.array([-1.0])}
         if s.peer and not a.no_peer:
             betas = s.scaling[4:6] if s.scaling and s.scaling[0] == "yarn" else (None, None)
-            peer = peer_logits(path, tokens, betas).astype(np.float64)
+            peer = peer_outputs(path, tokens, betas).astype(np.float64)
             arrays["peer_rel_l2"] = worst(peer, logits)
             if s.gemma:
                 arrays["peer_gelu_rel_l2"] = worst(peer, forward(s, exact, tokens, gelu_table))

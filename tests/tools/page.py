@@ -111,6 +111,19 @@ def markdown(page, out):
     page.screenshot(path=out / "markdown.png")
 
 
+def files_are_refused(page):
+    expect(page.locator("#notice")).to_be_hidden()
+    page.evaluate("""() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
+        document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
+    }""")
+    expect(page.locator("#notice")).to_contain_text("no pictures")
+    page.fill("#input", "a")
+    expect(page.locator("#notice")).to_be_hidden()
+    page.fill("#input", "")
+
+
 def monitor(page, out):
     page.get_by_role("tab", name="Monitor").click()
     expect(page.locator("#tiles")).to_contain_text("ready")
@@ -121,7 +134,16 @@ def monitor(page, out):
     page.screenshot(path=out / "monitor.png", full_page=True)
     page.get_by_role("tab", name="About").click()
     expect(page.locator("#about-config")).to_contain_text("parallel")
+    expect(page.locator("#about-model")).to_contain_text("pictures")
     page.screenshot(path=out / "about.png")
+
+
+def interface(page, out, address):
+    page.goto(f"{address}/docs")
+    expect(page.locator("#routes h2").first).to_be_visible()
+    expect(page.locator("#routes")).to_contain_text("POST /v1/chat/completions")
+    expect(page.locator("#routes")).to_contain_text("messages (needed)")
+    page.screenshot(path=out / "docs.png")
 
 
 def main():
@@ -142,10 +164,12 @@ def main():
         page.goto(address)
         chat(page, out)
         stop_and_keep(page)
+        files_are_refused(page)
         settings_and_theme(page, out)
         monitor(page, out)
         page.get_by_role("tab", name="Chat").click()
         markdown(page, out)
+        interface(page, out, address)
         phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True)
         phone.goto(address)
         ask(phone, "What is the capital of France?")

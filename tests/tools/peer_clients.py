@@ -7,6 +7,8 @@ Needs `pip install openai anthropic`; says so and ends with 77 (skipped) where t
 """
 
 import json
+import math
+import pathlib
 import sys
 
 from serving import serving
@@ -18,6 +20,7 @@ except ImportError as error:
     print(f"skipped: {error}; pip install openai anthropic")
     sys.exit(77)
 
+EMBEDDER = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "families" / "qwen3-embed-last.gguf"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 STORY = [{"role": "user", "content": "Tell me a story."}]
 SCHEMA = {
@@ -166,6 +169,18 @@ def leaving_a_stream_frees_the_server(client, other):
     assert "Paris" in client.chat.completions.create(model="x", messages=FRANCE, temperature=0).choices[0].message.content
 
 
+def openai_embeddings(client):
+    # The package asks for base64 unless told otherwise, and hands out numbers.
+    packed = client.embeddings.create(model="x", input=["one text", "ab"])
+    plain = client.embeddings.create(model="x", input="ab", encoding_format="float")
+    assert [entry.index for entry in packed.data] == [0, 1] and packed.usage.prompt_tokens > 5
+    assert all(abs(a - b) < 1e-6 for a, b in zip(packed.data[1].embedding, plain.data[0].embedding, strict=True))
+    short = client.embeddings.create(model="x", input="ab", dimensions=8).data[0].embedding
+    assert len(short) == 8 and abs(math.hypot(*short) - 1) < 1e-5
+    error = expect(openai.BadRequestError, lambda: client.chat.completions.create(model="x", messages=FRANCE))
+    assert "/v1/embeddings" in error.message
+
+
 def main():
     with serving(sys.argv[1], "--api-key", "secret", "--temp", "0", "--threads", "2") as base:
         clients = (
@@ -177,6 +192,9 @@ def main():
         for function in CHECKS:
             function(*clients)
             print(f"ok {function.__name__}", flush=True)
+    with serving(sys.argv[1], "-m", str(EMBEDDER), "--threads", "2") as base:
+        openai_embeddings(openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0))
+        print("ok openai_embeddings")
 
 
 if __name__ == "__main__":

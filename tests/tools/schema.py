@@ -21,15 +21,22 @@ if importlib.util.find_spec("schemathesis") is None:
     sys.exit(77)
 
 
-def main():
-    # The context bounds how long an answer can be.
-    binary = str(pathlib.Path(sys.argv[1]).resolve())
+EMBEDDER = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "families" / "qwen3-embed-last.gguf"
+
+
+def check(binary, *flags):
+    """The exit status of schemathesis, run against a server with `flags`."""
     # What it keeps of its findings goes with the folder that it runs in.
-    with tempfile.TemporaryDirectory() as folder, serving(binary, "--temp", "0", "--threads", "2") as address:
+    with tempfile.TemporaryDirectory() as folder, serving(binary, *flags, "--temp", "0", "--threads", "2") as address:
         command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", f"{address}/openapi.json", "--seed", "20261130"]
         # The numbers of the metrics page are no JSON, and its format has a checker of its own in the tests.
         command += ["--max-examples", "15", "--workers", "2", "--request-timeout", "60", "--exclude-path", "/metrics"]
-        sys.exit(subprocess.run(command, check=False, cwd=folder).returncode)
+        return subprocess.run(command, check=False, cwd=folder).returncode
+
+
+def main():
+    binary = str(pathlib.Path(sys.argv[1]).resolve())
+    sys.exit(check(binary) or check(binary, "-m", str(EMBEDDER)))
 
 
 if __name__ == "__main__":

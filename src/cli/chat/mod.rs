@@ -49,6 +49,7 @@ pub struct ChatArgs {
 
 pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let opened = OpenModel::open(&args.model)?;
+    opened.must_write_text()?;
     let tokenizer = open_tokenizer(&opened.files)?;
     let chat = Chat::open(&opened.files, &tokenizer)?;
     let interrupt = Interrupt::install()?;

@@ -1,34 +1,32 @@
 //! One request in a slot.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Chosen, Event, Outcome, Queued, Reply, Request, ServiceError, Thinking};
-use crate::engine::{Engine, EngineError, Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
+use super::answer::Answer;
+use super::{Event, Queued, Reply, Request, ServiceError, Wanted};
+use crate::engine::{Embedding, EmbeddingProgress, Engine, EngineError, GenerateError, GenerationStats};
 use crate::experts::TierStats;
 use crate::state::Sequence;
-use crate::tokenizer::{Part, Special, ThinkSplitter, Tokenizer};
+use crate::tokenizer::Tokenizer;
 use crate::units::TokenId;
-
-/// What closes a reasoning that has used up its budget.
-const CLOSE_REASONING: &str = "\n</think>\n\n";
 
 pub(super) struct Job<'t> {
     pub id: String,
     pub label: Option<String>,
     pub waited: Duration,
     reply: Reply,
-    generation: Generation<'t>,
-    splitter: Option<ThinkSplitter>,
-    tokenizer: &'t Tokenizer,
-    cancel: Arc<std::sync::atomic::AtomicBool>,
+    task: Task<'t>,
+    cancel: Arc<AtomicBool>,
     deadline: Option<Instant>,
-    reasoning_budget: Option<usize>,
-    reasoning_tokens: usize,
-    reading: bool,
     /// The sink said that nobody listens.
     abandoned: bool,
+}
+
+enum Task<'t> {
+    Answer(Box<Answer<'t>>),
+    Embed(Box<Embedding>),
 }
 
 /// How a step left the job.
@@ -40,21 +38,62 @@ pub(super) enum Step {
     Broken(String),
 }
 
-/// Where the state of a prompt is worth remembering: after its first turn, which many conversations share, at its last
-/// turns, and every so often.
-fn checkpoints(tokenizer: &Tokenizer, prompt: &[TokenId], every: usize) -> Vec<usize> {
-    let turns: Vec<usize> = (0..prompt.len()).filter(|i| tokenizer.is_eog(prompt[*i])).map(|i| i + 1).collect();
-    let last = turns.len().saturating_sub(2);
-    let mut marks: Vec<usize> = turns.first().into_iter().chain(&turns[last..]).copied().collect();
-    marks.extend((1..).map(|n| n * every.max(1)).take_while(|at| *at < prompt.len()));
-    marks.retain(|at| *at < prompt.len());
-    marks.sort_unstable();
-    marks.dedup();
-    marks
+/// Why a task cannot go on.
+pub(super) enum StepError {
+    Engine(EngineError),
+    Request(ServiceError),
+}
+
+impl From<ServiceError> for StepError {
+    fn from(error: ServiceError) -> StepError {
+        StepError::Request(error)
+    }
+}
+
+impl From<GenerateError> for StepError {
+    fn from(error: GenerateError) -> StepError {
+        match error {
+            GenerateError::Engine(error) => StepError::Engine(error),
+            other => StepError::Request(other.into()),
+        }
+    }
+}
+
+impl<'t> Task<'t> {
+    fn new(
+        tokenizer: &'t Tokenizer,
+        engine: &Engine,
+        request: Request,
+        max_checkpoints: usize,
+        checkpoint_tokens: usize,
+    ) -> Result<Task<'t>, ServiceError> {
+        let context = engine.options().context as usize;
+        if request.prompt.len() > context {
+            return Err(ServiceError::PromptTooLong { tokens: request.prompt.len(), context });
+        }
+        Ok(match request.wanted {
+            Wanted::Text => Task::Answer(Box::new(Answer::new(tokenizer, engine, request, max_checkpoints, checkpoint_tokens)?)),
+            Wanted::Embedding => Task::Embed(Box::new(Embedding::new(engine.dims(), request.prompt)?)),
+        })
+    }
+
+    fn step(&mut self, engine: &mut Engine, sequence: &mut Sequence) -> Result<Event, StepError> {
+        match self {
+            Task::Answer(answer) => answer.step(engine, sequence),
+            Task::Embed(embedding) => match embedding.step(engine, sequence).map_err(StepError::Engine)? {
+                EmbeddingProgress::Read { done, total } => Ok(Event::Prompt { done, total }),
+                EmbeddingProgress::Vector(vector) => {
+                    // Nothing goes on from a text that was embedded, so nothing of it is kept.
+                    engine.rollback(sequence, 0).map_err(StepError::Engine)?;
+                    Ok(Event::Embedded { vector, stats: embedding.stats() })
+                }
+            },
+        }
+    }
 }
 
 impl<'t> Job<'t> {
-    /// Checks the request and prepares the generation. On an error the reply has been given.
+    /// Checks the request and prepares what it asks for. On an error the reply has been given.
     pub fn new(
         tokenizer: &'t Tokenizer,
         engine: &Engine,
@@ -63,28 +102,10 @@ impl<'t> Job<'t> {
         checkpoint_tokens: usize,
     ) -> Result<Job<'t>, ServiceError> {
         let Queued { request, mut reply, since } = queued;
-        let (id, label, thinking) = (request.id.clone(), request.label.clone(), request.thinking);
-        let (cancel, deadline, reasoning_budget) = (Arc::clone(&request.cancel), request.deadline, request.reasoning_budget);
-        match prepare(tokenizer, engine, request, max_checkpoints, checkpoint_tokens) {
-            Ok(generation) => Ok(Job {
-                id,
-                label,
-                waited: since.elapsed(),
-                reply,
-                generation,
-                splitter: match thinking {
-                    Thinking::NotSplit => None,
-                    Thinking::AtStart => Some(ThinkSplitter::new(false)),
-                    Thinking::Inside => Some(ThinkSplitter::new(true)),
-                },
-                tokenizer,
-                cancel,
-                deadline,
-                reasoning_budget,
-                reasoning_tokens: 0,
-                reading: true,
-                abandoned: false,
-            }),
+        let (id, label) = (request.id.clone(), request.label.clone());
+        let (cancel, deadline) = (Arc::clone(&request.cancel), request.deadline);
+        match Task::new(tokenizer, engine, request, max_checkpoints, checkpoint_tokens) {
+            Ok(task) => Ok(Job { id, label, waited: since.elapsed(), reply, task, cancel, deadline, abandoned: false }),
             Err(error) => {
                 reply.send(Event::Failed(error.clone()));
                 Err(error)
@@ -94,9 +115,13 @@ impl<'t> Job<'t> {
 
     /// Takes the slot's sequence back to what it shares with the prompt.
     pub fn start(&mut self, engine: &mut Engine, sequence: &mut Sequence, slot: usize) -> Step {
-        match self.generation.rewind(engine, sequence) {
-            Ok(cached) => {
-                let (prompt, seed) = (self.stats().prompt_tokens, self.generation.seed());
+        let rewound = match &mut self.task {
+            Task::Answer(answer) => answer.rewind(engine, sequence),
+            Task::Embed(_) => engine.rollback(sequence, 0).map(|cached| (cached, 0)),
+        };
+        match rewound {
+            Ok((cached, seed)) => {
+                let prompt = self.stats().prompt_tokens;
                 self.tell(Event::Started { slot, prompt, cached, seed });
                 Step::Going
             }
@@ -105,11 +130,17 @@ impl<'t> Job<'t> {
     }
 
     pub fn stats(&self) -> GenerationStats {
-        self.generation.stats()
+        match &self.task {
+            Task::Answer(answer) => answer.stats(),
+            Task::Embed(embedding) => embedding.stats(),
+        }
     }
 
     pub fn is_reading(&self) -> bool {
-        self.reading
+        match &self.task {
+            Task::Answer(answer) => answer.is_reading(),
+            Task::Embed(_) => true,
+        }
     }
 
     fn tell(&mut self, event: Event) {
@@ -135,21 +166,33 @@ impl<'t> Job<'t> {
         self.reply.send(Event::Failed(ServiceError::Stopping));
     }
 
+    /// Why nobody wants the answer any more.
+    fn unwanted(&self) -> Option<ServiceError> {
+        if self.abandoned || self.cancel.load(Ordering::Relaxed) {
+            return Some(ServiceError::Cancelled);
+        }
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(ServiceError::Deadline)
+    }
+
     /// The token that the job's next step needs computed, if somebody still wants the answer.
     pub fn awaits(&self, engine: &Engine, sequence: &Sequence) -> Option<TokenId> {
-        let unwanted = self.abandoned
-            || self.cancel.load(Ordering::Relaxed)
-            || self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        if unwanted { None } else { self.generation.awaits(engine, sequence) }
+        match &self.task {
+            Task::Answer(answer) if self.unwanted().is_none() => answer.awaits(engine, sequence),
+            _ => None,
+        }
     }
 
     /// The scores of the awaited token, computed together with those of other jobs.
     pub fn computed(&mut self, cells: usize, scores: &[f32]) {
-        self.generation.computed(cells, scores);
+        if let Task::Answer(answer) = &mut self.task {
+            answer.computed(cells, scores);
+        }
     }
 
     pub fn took(&mut self, time: Duration, tiers: Option<TierStats>) {
-        self.generation.took(time, tiers);
+        if let Task::Answer(answer) = &mut self.task {
+            answer.took(time, tiers);
+        }
     }
 
     /// Ends the request after an error of the engine.
@@ -167,107 +210,18 @@ impl<'t> Job<'t> {
 
     /// One window of the prompt or one token.
     pub fn step(&mut self, engine: &mut Engine, sequence: &mut Sequence) -> Step {
-        if self.abandoned || self.cancel.load(Ordering::Relaxed) {
-            return self.fail(ServiceError::Cancelled);
+        if let Some(error) = self.unwanted() {
+            return self.fail(error);
         }
-        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return self.fail(ServiceError::Deadline);
-        }
-        if !self.reading {
-            self.steer();
-        }
-        let progress = match self.generation.step(engine, sequence) {
-            Ok(progress) => progress,
-            Err(GenerateError::Engine(error)) => return self.failed(&error),
-            Err(GenerateError::Sample(error)) => return self.fail(error.into()),
-            Err(error) => return self.fail(ServiceError::Engine { reason: error.to_string() }),
-        };
-        match progress {
-            Progress::Prompt { done, total } => {
-                self.reading = done < total;
-                self.tell(Event::Prompt { done, total });
-                Step::Going
+        match self.task.step(engine, sequence) {
+            Ok(event) => {
+                let end = event.end();
+                self.tell(event);
+                end.map_or(Step::Going, Step::Ended)
             }
-            Progress::Token { id, text } => {
-                self.token(id, &text);
-                Step::Going
-            }
-            Progress::End { finish: Finish::Interrupted, .. } => self.fail(ServiceError::Stopping),
-            Progress::End { finish, text } => self.end(finish, &text),
+            Err(StepError::Engine(error)) if error.is_interruption() => self.fail(ServiceError::Stopping),
+            Err(StepError::Engine(error)) => self.failed(&error),
+            Err(StepError::Request(error)) => self.fail(error),
         }
     }
-
-    /// Keeps the grammar out of the reasoning, and the reasoning within its budget.
-    fn steer(&mut self) {
-        let thinks = self.splitter.as_ref().is_some_and(ThinkSplitter::is_reasoning);
-        self.generation.switch_mask(!thinks);
-        let over = self.reasoning_budget.is_some_and(|budget| self.reasoning_tokens >= budget);
-        if thinks && over && !self.generation.is_forcing() {
-            // A vocabulary that cannot spell the closing tag cannot be steered; the reasoning then goes on.
-            if let Ok(tokens) = self.tokenizer.encode(CLOSE_REASONING, Special::Parse) {
-                self.generation.force(&tokens);
-            }
-        }
-    }
-
-    fn token(&mut self, id: TokenId, text: &str) {
-        let reasoning = self.splitter.as_ref().is_some_and(ThinkSplitter::is_reasoning);
-        self.reasoning_tokens += usize::from(reasoning);
-        let parts = match &mut self.splitter {
-            Some(splitter) => splitter.push(text),
-            None if text.is_empty() => Vec::new(),
-            None => vec![Part::Answer(text.to_owned())],
-        };
-        let logprob = self.generation.sampled().and_then(|sampled| sampled.logprob);
-        let chosen = Chosen { id, reasoning, logprob, top: self.generation.top_logprobs().to_vec() };
-        self.tell(Event::Token { parts, chosen });
-    }
-
-    fn end(&mut self, finish: Finish, text: &str) -> Step {
-        let parts = match self.splitter.take() {
-            Some(mut splitter) => {
-                let mut parts = splitter.push(text);
-                parts.extend(splitter.finish());
-                parts
-            }
-            None if text.is_empty() => Vec::new(),
-            None => vec![Part::Answer(text.to_owned())],
-        };
-        let word = finish.name().to_owned();
-        let (stats, reasoning_tokens) = (self.generation.stats(), self.reasoning_tokens);
-        self.reply.send(Event::Done(Box::new(Outcome { finish, parts, stats, reasoning_tokens })));
-        Step::Ended(word)
-    }
-}
-
-fn prepare<'t>(
-    tokenizer: &'t Tokenizer,
-    engine: &Engine,
-    request: Request,
-    max_checkpoints: usize,
-    checkpoint_tokens: usize,
-) -> Result<Generation<'t>, ServiceError> {
-    let context = engine.options().context as usize;
-    if request.prompt.len() > context {
-        return Err(ServiceError::PromptTooLong { tokens: request.prompt.len(), context });
-    }
-    let options = GenerateOptions {
-        max_tokens: request.max_tokens,
-        stop: request.stop,
-        ignore_eos: request.ignore_eos,
-        show: request.show,
-        checkpoints: checkpoints(tokenizer, &request.prompt, checkpoint_tokens),
-        max_checkpoints,
-        interrupt: Arc::default(),
-    };
-    let made = Generation::new(tokenizer, engine.dims(), request.sampling, request.prompt, options);
-    let mut generation = made.map_err(|error| match error {
-        GenerateError::Sample(error) => error.into(),
-        GenerateError::EmptyPrompt => ServiceError::EmptyPrompt,
-        other => ServiceError::Engine { reason: other.to_string() },
-    })?;
-    if let Some(mask) = request.mask {
-        generation.set_mask(mask);
-    }
-    Ok(generation)
 }

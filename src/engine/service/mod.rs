@@ -2,12 +2,13 @@
 //!
 //! Promises of this room:
 //!
-//! - every request that was taken gets exactly one terminal event ([`Event::Done`] or [`Event::Failed`]), also when the
-//!   engine fails or panics, and then the engine is opened again and the next request is served;
+//! - every request that was taken gets exactly one terminal event ([`Event::is_terminal`]), also when the engine fails or
+//!   panics, and then the engine is opened again and the next request is served;
 //! - a request whose sink says that nobody listens any more, whose flag was set or whose deadline has passed computes at
 //!   most one more window;
 //! - while one request reads its prompt, all others decode a token between any two of its windows.
 
+mod answer;
 mod job;
 mod parked;
 mod status;
@@ -23,7 +24,7 @@ use thiserror::Error;
 
 pub use status::{Activity, DeviceUse, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
 
-use super::{Engine, Finish, GenerationStats};
+use super::{Engine, Finish, GenerateError, GenerationStats};
 use crate::plan::{CardCheck, Plan};
 use crate::sample::{LogitMask, SampleError, SamplingParams, TokenLogprob};
 use crate::tokenizer::{Part, ShowSpecial, Tokenizer};
@@ -40,9 +41,19 @@ pub enum Thinking {
     Inside,
 }
 
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// The prompt continued.
+    Text,
+    /// One vector for the prompt. Of the request's fields only those count that do not speak of an answer.
+    Embedding,
+}
+
 /// What every API's request becomes.
 pub struct Request {
     pub id: String,
+    pub wanted: Wanted,
     pub prompt: Vec<TokenId>,
     pub sampling: SamplingParams,
     pub max_tokens: Option<usize>,
@@ -66,6 +77,7 @@ impl Request {
     pub fn new(id: impl Into<String>, prompt: Vec<TokenId>) -> Request {
         Request {
             id: id.into(),
+            wanted: Wanted::Text,
             prompt,
             sampling: SamplingParams::default(),
             max_tokens: None,
@@ -119,12 +131,26 @@ pub enum Event {
         chosen: Chosen,
     },
     Done(Box<Outcome>),
+    /// The end of a request for an embedding: a vector of length 1.
+    Embedded {
+        vector: Vec<f32>,
+        stats: GenerationStats,
+    },
     Failed(ServiceError),
 }
 
 impl Event {
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Event::Done(_) | Event::Failed(_))
+        matches!(self, Event::Done(_) | Event::Embedded { .. } | Event::Failed(_))
+    }
+
+    /// How a request ended that ended well, in a word.
+    fn end(&self) -> Option<String> {
+        match self {
+            Event::Done(outcome) => Some(outcome.finish.name().to_owned()),
+            Event::Embedded { .. } => Some("embedded".to_owned()),
+            _ => None,
+        }
     }
 }
 
@@ -138,6 +164,8 @@ pub enum ServiceError {
     EmptyPrompt,
     #[error(transparent)]
     Sample(#[from] SampleError),
+    #[error("{reason}")]
+    OtherKind { reason: String },
     #[error("the request did not finish within its time limit")]
     Deadline,
     #[error("the request was cancelled")]
@@ -148,6 +176,17 @@ pub enum ServiceError {
     Down { reason: String },
     #[error("the server is shutting down")]
     Stopping,
+}
+
+impl From<GenerateError> for ServiceError {
+    fn from(error: GenerateError) -> ServiceError {
+        match error {
+            GenerateError::Sample(error) => error.into(),
+            GenerateError::EmptyPrompt => ServiceError::EmptyPrompt,
+            GenerateError::NoText | GenerateError::NoEmbeddings => ServiceError::OtherKind { reason: error.to_string() },
+            other => ServiceError::Engine { reason: other.to_string() },
+        }
+    }
 }
 
 /// Takes events; false means that nobody listens any more.

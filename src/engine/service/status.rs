@@ -87,9 +87,16 @@ pub struct Totals {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generated_tokens: u64,
+    /// Time of the engine; a window that serves several answers counts once.
     pub prompt_time: Duration,
     pub decode_time: Duration,
     pub decode_steps: u64,
+}
+
+impl Totals {
+    pub(super) fn add_time(&mut self, reading: bool, time: Duration) {
+        *if reading { &mut self.prompt_time } else { &mut self.decode_time } += time;
+    }
 }
 
 /// A request that has ended.

@@ -303,8 +303,10 @@ impl<'t> Worker<'t> {
             job.computed(*cells, scores);
         });
         let Err(error) = computed else {
-            let tiers = engine.tier_stats().zip(before).map(|(now, before)| now - before);
-            jobs.into_iter().for_each(|(_, job)| job.took(start.elapsed(), tiers));
+            let (time, tiers) = (start.elapsed(), engine.tier_stats().zip(before).map(|(now, before)| now - before));
+            // An answer takes as long as the window, and the engine as well: not as long as all answers in it.
+            jobs.into_iter().for_each(|(_, job)| job.took(time, tiers));
+            shared.status().totals.add_time(false, time);
             return Ok(());
         };
         // The window's sequences are empty, so none of its answers can go on.
@@ -324,7 +326,9 @@ impl<'t> Worker<'t> {
         if let Some(hook) = &self.shared.options.before_step {
             hook(&job.id);
         }
+        let (start, reading) = (Instant::now(), job.is_reading());
         let step = job.step(&mut self.engine, sequence);
+        self.shared.status().totals.add_time(reading, start.elapsed());
         self.settle(index, step)
     }
 
@@ -393,8 +397,6 @@ fn record(shared: &Shared, job: &Job<'_>, word: &str) {
     totals.prompt_tokens += stats.prompt_tokens as u64;
     totals.cached_tokens += stats.reused_tokens as u64;
     totals.generated_tokens += stats.generated_tokens as u64;
-    totals.prompt_time += stats.prompt_time;
-    totals.decode_time += stats.decode_time;
     totals.decode_steps += stats.decode_steps as u64;
     let entry = RecentRequest {
         id: job.id.clone(),

@@ -4,7 +4,7 @@ use super::config::{Config, Mixer};
 use crate::gguf::GgufError;
 use crate::model::blocks::{Moe, SharedExpert, decode_layers, finish_stage};
 use crate::model::tensors::{Experts, Linear};
-use crate::model::{Dims, ModelError, StageOptions, Tensors};
+use crate::model::{Architecture, ModelError, StageOptions, Tensors};
 use crate::program::{
     Epilogue, Heads, InputKind, Op, OutputKind, ProgramBuilder, RopeId, Rows, ShapeClass, Stage, StageBuilder, StateId,
     StateKind, View, WeightId,
@@ -272,13 +272,7 @@ impl Declare<'_> {
 impl Parts<'_> {
     fn program(&self, name: &str, shape: ShapeClass) -> ProgramBuilder {
         let config = self.config;
-        let dims = Dims {
-            layers: config.layers.len() as u32,
-            width: config.width,
-            hand_off_width: config.wide(),
-            vocab: config.vocab,
-            context: config.context,
-        };
+        let dims = config.dims();
         let mut p = ProgramBuilder::new(name, shape);
         let x = if self.first {
             let embedding = p.input("embedding", dims.width, InputKind::TokenEmbedding { scale: 1.0 });

@@ -24,6 +24,7 @@ impl Architecture for Config {
             hand_off_width: self.wide(),
             vocab: self.vocab,
             context: self.context,
+            pooling: None,
         }
     }
 

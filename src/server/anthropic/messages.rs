@@ -15,7 +15,7 @@ use crate::server::fields::{Fields, wrong};
 use crate::server::openai::{read_sampling, read_tool};
 use crate::server::sse::{self, Frames};
 use crate::server::tools::{ToolChoice, ToolSpec};
-use crate::server::turn::Out;
+use crate::server::turn::{Delivery, Out};
 
 const MAX_STOPS: usize = 64;
 
@@ -31,7 +31,7 @@ pub async fn messages(app: Arc<App>, request: HttpRequest) -> Result<Response, A
         Ok((stream, chat.prepare(app)?))
     })
     .await?;
-    let mut turns = prepared.start(&app)?;
+    let mut turns = prepared.start(&app, Delivery::of(stream))?;
     let mut reply = Reply::new(&app.options.model_name);
     if stream {
         return Ok(sse::response(turns, reply, app.options.keep_alive));
@@ -116,7 +116,7 @@ fn required<'a>(fields: &Fields<'a>, key: &str) -> Result<&'a str, ApiError> {
 
 fn unsupported(block: &Fields<'_>, kind: &str) -> ApiError {
     let problem = match kind {
-        "image" | "document" => "this model does not see pictures or documents; send text only".to_owned(),
+        "image" | "document" => "pictures and documents are not supported: this version of Strata reads text only".to_owned(),
         other => format!("'{other}' is not supported here"),
     };
     block.error("type", problem)

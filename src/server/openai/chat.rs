@@ -16,14 +16,14 @@ use crate::server::error::{ApiError, json_response};
 use crate::server::fields::Fields;
 use crate::server::sse;
 use crate::server::tools::ToolChoice;
-use crate::server::turn::Whole;
+use crate::server::turn::{Delivery, Whole};
 
 /// More answers to one prompt than anybody reads.
 pub const MAX_CHOICES: i64 = 16;
 pub const MAX_STOPS: usize = 16;
 
 /// How the client wants its answer.
-struct Delivery {
+struct Wishes {
     stream: bool,
     usage: bool,
     progress: bool,
@@ -32,16 +32,16 @@ struct Delivery {
 
 pub async fn chat(app: Arc<App>, request: HttpRequest) -> Result<Response, ApiError> {
     let body = app.read_json(request).await?;
-    let (delivery, prepared) = in_background(&app, move |app| {
+    let (wishes, prepared) = in_background(&app, move |app| {
         let fields = Fields::body(&body)?;
-        let delivery = read_delivery(&fields)?;
-        Ok((delivery, read_chat(app, &fields)?.prepare(app)?))
+        let wishes = read_wishes(&fields)?;
+        Ok((wishes, read_chat(app, &fields)?.prepare(app)?))
     })
     .await?;
-    let turns = prepared.start(&app)?;
-    let head = Head::new("chatcmpl-", &app.options.model_name, delivery.logprobs);
-    if delivery.stream {
-        let stream = Stream::new(Arc::clone(&app), head, turns.len(), delivery.usage, delivery.progress);
+    let turns = prepared.start(&app, Delivery::of(wishes.stream))?;
+    let head = Head::new("chatcmpl-", &app.options.model_name, wishes.logprobs);
+    if wishes.stream {
+        let stream = Stream::new(Arc::clone(&app), head, turns.len(), wishes.usage, wishes.progress);
         return Ok(sse::response(turns, stream, app.options.keep_alive));
     }
     let mut answers = Vec::with_capacity(turns.len());
@@ -59,9 +59,9 @@ pub async fn apply_template(app: Arc<App>, request: HttpRequest) -> Result<Respo
     Ok(json_response(StatusCode::OK, &json!({ "prompt": prompt.text, "tokens": tokens })))
 }
 
-fn read_delivery(fields: &Fields<'_>) -> Result<Delivery, ApiError> {
+fn read_wishes(fields: &Fields<'_>) -> Result<Wishes, ApiError> {
     let options = fields.object("stream_options")?;
-    Ok(Delivery {
+    Ok(Wishes {
         stream: fields.bool("stream")?.unwrap_or(false),
         usage: options.map(|options| options.bool("include_usage")).transpose()?.flatten().unwrap_or(false),
         progress: fields.bool("return_progress")?.unwrap_or(false),

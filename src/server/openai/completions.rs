@@ -16,10 +16,10 @@ use crate::sample::{Grammar, LogitMask};
 use crate::server::app::App;
 use crate::server::chat::{in_background, room};
 use crate::server::error::{ApiError, Shape, json_response};
-use crate::server::fields::{Fields, wrong};
+use crate::server::fields::{Fields, whole, wrong};
 use crate::server::ids;
 use crate::server::sse::{self, Encoder, Frames};
-use crate::server::turn::{Out, Turn, Usage, Whole};
+use crate::server::turn::{Delivery, Out, Turn, Usage, Whole};
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -67,13 +67,14 @@ impl Usages {
 pub async fn completions(app: Arc<App>, request: HttpRequest) -> Result<Response, ApiError> {
     let body = app.read_json(request).await?;
     let work = in_background(&app, move |app| read(app, &Fields::body(&body)?)).await?;
-    let start = |request| Turn::start(&app, request, None);
+    let start = |request| Turn::start(&app, request, None, Delivery::of(work.stream));
     let turns = work.requests.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
     let head = Head::new("cmpl-", &app.options.model_name, work.logprobs);
     if work.stream {
         let stream = Stream {
             app: Arc::clone(&app),
             head,
+            shown: vec![0; turns.len()],
             echoes: work.echoes,
             with_usage: work.usage,
             usage: Usages::new(work.answers),
@@ -88,7 +89,7 @@ pub async fn completions(app: Arc<App>, request: HttpRequest) -> Result<Response
     for (index, turn) in turns.into_iter().enumerate() {
         let whole = Whole::of(turn).await?;
         let text = format!("{}{}", work.echoes[index], whole.text);
-        let logprobs = work.logprobs.then(|| logprobs_json(&app, &whole.tokens));
+        let logprobs = work.logprobs.then(|| logprobs_json(&app, &whole.tokens, &mut work.echoes[index].chars().count()));
         let finish = finish_reason(&whole.reason());
         choices.push(json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish }));
         usage.add(index, whole.usage());
@@ -196,7 +197,7 @@ fn read_prompt(app: &App, value: &Json, path: &str) -> Result<Vec<TokenId>, ApiE
 /// A list of token ids.
 pub fn read_tokens(app: &App, items: &[Json], path: &str) -> Result<Vec<TokenId>, ApiError> {
     let vocab = app.tokenizer.vocab_len() as u64;
-    let id = |(i, item): (usize, &Json)| match item.as_u64() {
+    let id = |(i, item): (usize, &Json)| match whole(item).and_then(|id| u64::try_from(id).ok()) {
         Some(id) if id < vocab => Ok(TokenId(id as u32)),
         _ => {
             Err(ApiError::field(format!("{path}[{i}]"), format!("a token id from 0 to {} is expected", vocab.saturating_sub(1))))
@@ -206,14 +207,20 @@ pub fn read_tokens(app: &App, items: &[Json], path: &str) -> Result<Vec<TokenId>
     if tokens.is_empty() { Err(ApiError::field(path, "the list of tokens is empty")) } else { Ok(tokens) }
 }
 
-fn logprobs_json(app: &App, tokens: &[Chosen]) -> Json {
+/// Characters that begin in a token; those that go on from the token before do not count again.
+fn characters(app: &App, token: TokenId) -> usize {
+    let bytes = app.tokenizer.token_bytes(token).unwrap_or_default();
+    bytes.iter().filter(|byte| **byte & 0xC0 != 0x80).count()
+}
+
+/// `shown`: characters of the choice's text before these tokens; afterwards, those up to their end.
+fn logprobs_json(app: &App, tokens: &[Chosen], shown: &mut usize) -> Json {
     let text = |token: TokenId| app.tokenizer.token_text(token).unwrap_or_default().into_owned();
     let number = |logprob: f32| if logprob.is_finite() { logprob } else { -9999.0 };
-    let mut offset = 0;
     let mut offsets = Vec::with_capacity(tokens.len());
     for token in tokens {
-        offsets.push(offset);
-        offset += text(token.id).chars().count();
+        offsets.push(*shown);
+        *shown += characters(app, token.id);
     }
     let top = |token: &Chosen| -> Map<String, Json> {
         token.top.iter().map(|top| (text(top.token), json!(number(top.logprob)))).collect()
@@ -230,6 +237,8 @@ struct Stream {
     app: Arc<App>,
     head: Head,
     echoes: Vec<String>,
+    /// Of each choice, characters of echo and tokens that were sent.
+    shown: Vec<usize>,
     with_usage: bool,
     usage: Usages,
     waiting: Vec<Vec<Chosen>>,
@@ -239,7 +248,8 @@ struct Stream {
 impl Stream {
     fn chunk(&mut self, choice: usize, text: &str, finish: Option<&str>, frames: &mut Frames) {
         let waiting = self.waiting.get_mut(choice).map(std::mem::take).unwrap_or_default();
-        let logprobs = (self.head.logprobs && !waiting.is_empty()).then(|| logprobs_json(&self.app, &waiting));
+        let shown = self.shown.get_mut(choice).filter(|_| self.head.logprobs && !waiting.is_empty());
+        let logprobs = shown.map(|shown| logprobs_json(&self.app, &waiting, shown));
         let entry = json!({ "index": choice, "text": text, "logprobs": logprobs, "finish_reason": finish });
         frames.data(&self.envelope(json!([entry]), Json::Null));
     }
@@ -260,6 +270,9 @@ impl Encoder for Stream {
             Out::Started { .. } => {
                 let echo = self.echoes.get_mut(choice).map(std::mem::take).unwrap_or_default();
                 if !echo.is_empty() {
+                    if let Some(shown) = self.shown.get_mut(choice) {
+                        *shown = echo.chars().count();
+                    }
                     self.chunk(choice, &echo, None, frames);
                 }
             }

@@ -118,7 +118,9 @@ fn read_part(value: &Json, path: String) -> Result<String, ApiError> {
             part.text("text")?.map(str::to_owned).ok_or_else(|| part.error("text", "the part has no text"))
         }
         "refusal" => Ok(part.text("refusal")?.unwrap_or_default().to_owned()),
-        "image_url" | "input_image" | "image" => Err(part.error("type", "this model does not see pictures; send text only")),
+        "image_url" | "input_image" | "image" => {
+            Err(part.error("type", "pictures are not supported: this version of Strata reads text only"))
+        }
         other => Err(part.error("type", format!("'{other}' is not supported; only text is"))),
     }
 }

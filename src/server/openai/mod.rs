@@ -3,6 +3,7 @@
 mod chat;
 mod chat_reply;
 mod completions;
+mod embeddings;
 mod messages;
 mod models;
 mod responses;
@@ -11,6 +12,7 @@ mod sampling;
 
 pub use chat::{apply_template, chat};
 pub use completions::completions;
-pub use models::{embeddings, model, models};
+pub use embeddings::embeddings;
+pub use models::{model, models};
 pub use responses::responses;
 pub use sampling::{read_sampling, read_tool};

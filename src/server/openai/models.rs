@@ -1,4 +1,4 @@
-//! `/v1/models` and `/v1/embeddings`.
+//! `/v1/models`.
 
 use std::sync::Arc;
 
@@ -38,12 +38,4 @@ pub async fn model(app: Arc<App>, request: HttpRequest) -> Result<Response, ApiE
         return Err(ApiError::new(Kind::NotFound, message));
     }
     Ok(json_response(StatusCode::OK, &entry(&app)))
-}
-
-pub async fn embeddings(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
-    let message = format!(
-        "'{}' writes text and gives no embeddings; serve an embedding model with another program for these",
-        app.options.model_name
-    );
-    Err(ApiError { kind: Kind::Invalid, message, field: Some("model".into()) })
 }

@@ -16,7 +16,7 @@ use crate::server::chat::{Chat, Format, in_background};
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::Fields;
 use crate::server::sse::{self, Frames};
-use crate::server::turn::Out;
+use crate::server::turn::{Delivery, Out};
 
 pub async fn responses(app: Arc<App>, request: HttpRequest) -> Result<Response, ApiError> {
     let body = app.read_json(request).await?;
@@ -28,19 +28,17 @@ pub async fn responses(app: Arc<App>, request: HttpRequest) -> Result<Response, 
         Ok((stream, echo, chat.prepare(app)?))
     })
     .await?;
-    let mut turns = prepared.start(&app)?;
+    let mut turns = prepared.start(&app, Delivery::of(stream))?;
     let mut reply = Reply::new(echo);
     if stream {
         return Ok(sse::response(turns, reply, app.options.keep_alive));
     }
-    let mut frames = Frames::default();
     for turn in &mut turns {
         while let Some(out) = turn.next().await {
             if let Out::Failed(error) = out {
                 return Err(error);
             }
-            reply.take(out, &mut frames);
-            frames = Frames::default();
+            reply.take(out, &mut Frames::default());
         }
     }
     Ok(json_response(StatusCode::OK, &reply.into_response()))
