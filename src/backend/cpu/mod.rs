@@ -195,7 +195,7 @@ impl CpuBackend {
     /// Why that is refused; in words.
     pub fn pin_weights(&mut self, piece: Range<u64>, pinner: &dyn Pinner) -> Result<(), String> {
         let arenas = self.arenas.as_mut().ok_or("no arenas are open")?;
-        arenas.weights.pin(piece.start as usize..piece.end as usize, pinner)
+        arenas.weights_and_work.pin(piece.start as usize..piece.end as usize, pinner)
     }
 
     /// What kernels are made for; `None` in reference mode.
