@@ -24,8 +24,8 @@ const MODELS: [&str; 2] = ["qwen3-embed-last", "llama-embed-mean"];
 const LAST: &str = "tests/fixtures/families/qwen3-embed-last.gguf";
 const MEAN: &str = "tests/fixtures/families/llama-embed-mean.gguf";
 const WIDTH: usize = 64;
-/// The token that ends a text, and the vocabulary before it.
-const END: u32 = 159;
+/// The token that ends a text, the last of the vocabulary.
+const END: u32 = 257;
 
 fn path(name: &str) -> PathBuf {
     fixture(&format!("families/{name}.gguf"))

@@ -140,13 +140,13 @@ fn compare_alone_and_together(model: &'static str, path: &str, bodies: &[Json]) 
     });
     assert_eq!(together, alone, "{model}");
     let changes = changes(&order.lock().unwrap()[before..]);
-    assert!(changes > 4 * bodies.len(), "the requests took turns {changes} times");
+    assert!(changes > 2 * bodies.len(), "the requests took turns {changes} times");
 }
 
 #[test]
 fn two_clients_get_the_answers_they_would_get_alone() {
     let questions = [FRANCE, "What is 12 + 30?", "My box holds the red key. What does my box hold?", "Say hello."];
-    let body = |question| json!({ "messages": user(question), "max_tokens": 40, "logprobs": true, "top_logprobs": 5 });
+    let body = |question| json!({ "messages": user(question), "max_tokens": 40, "ignore_eos": true, "logprobs": true, "top_logprobs": 5 });
     compare_alone_and_together(BUILT_IN, CHAT, &questions.map(body));
 }
 

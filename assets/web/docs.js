@@ -18,6 +18,7 @@ function kind(schema) {
 }
 
 function limits(schema) {
+  if (schema.description) return schema.description;
   const from = schema.minimum ?? schema.minLength ?? schema.minItems;
   const to = schema.maximum ?? schema.maxLength ?? schema.maxItems;
   if (from === undefined && to === undefined) return "";

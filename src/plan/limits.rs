@@ -123,7 +123,10 @@ impl std::fmt::Display for LayerRange {
 pub struct StageArenas {
     pub weights_bytes: u64,
     pub state_bytes: u64,
+    /// Buffers of all programs; in a plan also the slots that lie on them.
     pub work_bytes: u64,
+    /// Buffers of decode windows alone.
+    pub decode_work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,
     /// What its programs take of the host's memory when they are prepared: the scratch of the CPU's threads.
@@ -135,7 +138,8 @@ pub struct StageArenas {
 impl StageArenas {
     /// The largest of all.
     pub(super) fn largest(&self) -> u64 {
-        let all = [self.weights_bytes, self.state_bytes, self.work_bytes, self.scratch_bytes, self.host_scratch_bytes];
+        let work = self.work_bytes.max(self.decode_work_bytes);
+        let all = [self.weights_bytes, self.state_bytes, work, self.scratch_bytes, self.host_scratch_bytes];
         all.into_iter().max().unwrap_or(0)
     }
 }

@@ -166,7 +166,10 @@ fn request_schema(route: &str, vocab: usize, width: usize) -> Json {
                 "stream": switch(), "n": maybe(count(1, 16)), "max_completion_tokens": maybe(count(-1, MOST_TOKENS)),
                 "temperature": range(0, 2), "top_p": range(0, 1), "seed": maybe(count(i64::MIN, i64::MAX)),
                 "presence_penalty": range(-2, 2), "frequency_penalty": range(-2, 2), "logprobs": switch(),
-                "tools": maybe(json!({ "type": "array", "items": tool, "maxItems": 1 })),
+                "tools": maybe(json!({
+                    "type": "array", "items": tool, "maxItems": 1,
+                    "description": "any number whose names differ; a schema can only say so of one",
+                })),
                 "response_format": maybe(json!({ "anyOf": [format, described] })),
             });
             object(properties, &["messages"])

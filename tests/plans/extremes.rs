@@ -27,15 +27,24 @@ const SIZES: [u64; 16] = [
 ];
 const RATES: [&str; 8] = ["1e-300", "5e-324", "1e-3", "0.5", "600.0", "1e9", "1e12", "1e300"];
 
+/// The last ones are more than any PC has: seldom, or no file would be good.
+fn bytes(random: &mut Random) -> u64 {
+    if random.chance(2) { random.of(&SIZES) } else { random.of(&SIZES[..SIZES.len() - 4]) }
+}
+
 fn size(random: &mut Random) -> String {
-    format!("\"{}\"", random.of(&SIZES))
+    format!("\"{}\"", bytes(random))
+}
+
+fn rate(random: &mut Random) -> &'static str {
+    if random.chance(5) { random.of(&RATES) } else { random.of(&RATES[2..6]) }
 }
 
 fn machine_text(random: &mut Random) -> String {
     let os = random.of(&["linux", "windows", "wsl", "macos"]);
-    let total = random.of(&SIZES);
-    let available = if random.chance(60) { total } else { random.of(&SIZES) };
-    let cores = random.of(&[1u32, 8, 65_536, u32::MAX]);
+    let total = bytes(random);
+    let available = if random.chance(80) { total } else { bytes(random).min(total) };
+    let cores = if random.chance(3) { u32::MAX } else { random.of(&[1u32, 8, 65_536]) };
     let mut text = format!(
         "version = 1\nname = \"extreme\"\n[host]\nos = \"{os}\"\nram_total = \"{total}\"\nram_available = \"{available}\"\ncores = {cores}\n"
     );
@@ -49,7 +58,7 @@ fn machine_text(random: &mut Random) -> String {
     }
     for key in ["ram_read_gbs", "cpu_weights_gbs", "cpu_gmacs"] {
         if random.chance(20) {
-            text += &format!("{key} = {}\n", random.of(&RATES));
+            text += &format!("{key} = {}\n", rate(random));
         }
     }
     for i in 0..random.between(0, 3) {
@@ -64,9 +73,9 @@ fn card_text(random: &mut Random, i: u64, os: &str) -> String {
         "windows" | "wsl" => "wddm",
         other => other,
     };
-    let driver = if random.chance(80) { usual } else { random.of(&["linux", "wddm", "tcc", "macos", "none"]) };
-    let total = random.of(&SIZES[4..]);
-    let free = if random.chance(70) { total } else { random.of(&SIZES) };
+    let driver = if random.chance(97) { usual } else { random.of(&["linux", "wddm", "tcc", "macos", "none"]) };
+    let total = bytes(random);
+    let free = if random.chance(80) { total } else { bytes(random).min(total) };
     let mut text = format!(
         "[[card]]\nid = \"c:{i}\"\nname = \"c\"\nbackend = \"{backend}\"\ndriver = \"{driver}\"\ntotal = \"{total}\"\nfree = \"{free}\"\nopened = {}\nshares_host_memory = {}\n",
         random.chance(50),
@@ -79,7 +88,7 @@ fn card_text(random: &mut Random, i: u64, os: &str) -> String {
     }
     for key in ["memory_gbs", "bus_gbs", "bus_median_gbs", "compute_tflops"] {
         if random.chance(15) {
-            text += &format!("{key} = {}\n", random.of(&RATES));
+            text += &format!("{key} = {}\n", rate(random));
         }
     }
     text
@@ -87,19 +96,19 @@ fn card_text(random: &mut Random, i: u64, os: &str) -> String {
 
 fn extreme_limits(random: &mut Random) -> Limits {
     Limits {
-        context: random.chance(60).then(|| random.of(&[1, 256, 262_144, 1 << 24, u32::MAX])),
+        context: random.chance(60).then(|| random.of(&[1, 256, 262_144, 1 << 24])),
         kv: random.of(&KvType::ALL),
-        prefill: random.chance(30).then(|| random.of(&[1, 65_536, u32::MAX])),
-        slots: random.of(&[1, 1, 256, u32::MAX]),
+        prefill: random.chance(30).then(|| random.of(&[1, 65_536])),
+        slots: if random.chance(3) { u32::MAX } else { random.of(&[1, 1, 256]) },
         draft: random.chance(30),
-        draft_window: random.of(&[1, 3, 32, u32::MAX]),
+        draft_window: random.of(&[1, 3, 32]),
         vision: random.chance(20),
-        reserve: random.chance(20).then(|| random.of(&SIZES)),
+        reserve: random.chance(20).then(|| bytes(random)),
         expert_slots: random.chance(20).then(|| random.of(&[0, u32::MAX])),
-        resident_kv: random.chance(20).then(|| random.of(&[1, 1 << 24, u32::MAX])),
-        checkpoints: random.of(&[0, 0, 4096, u32::MAX]),
-        cache_ram: if random.chance(25) { random.of(&SIZES) } else { 0 },
-        ram_budget: random.chance(20).then(|| random.of(&SIZES)),
+        resident_kv: random.chance(20).then(|| random.of(&[1, 1 << 24])),
+        checkpoints: if random.chance(3) { u32::MAX } else { random.of(&[0, 0, 4096]) },
+        cache_ram: if random.chance(25) { bytes(random) } else { 0 },
+        ram_budget: random.chance(20).then(|| bytes(random)),
         ram_experts: random.of(&[RamExperts::Auto, RamExperts::All, RamExperts::Complement, RamExperts::Disk]),
         ..Limits::default()
     }
@@ -132,13 +141,13 @@ fn extreme_machines_and_wishes_end_in_a_plan_or_a_reason() {
         }
     }
     println!("{refused_files} files refused, {plans} plans, {refusals} refusals");
-    assert!(refused_files > 1000 && plans > 20 && refusals > 200, "{refused_files} files, {plans} plans, {refusals} refusals");
+    assert!(refused_files > 100 && plans > 50 && refusals > 200, "{refused_files} files, {plans} plans, {refusals} refusals");
 }
 
 #[test]
 fn sizes_that_no_pc_has_are_refused_where_they_are_read() {
     assert!(matches!("18446744073709551615".parse::<strata::plan::Size>(), Err(SizeError::TooLarge { .. })));
-    let text = machine("linux-rtx3090-24g-128g").to_toml().unwrap();
+    let text = machine("linux-4-mixed-128g").to_toml().unwrap();
     let with =
         |line: &str| Machine::from_toml(&text.replacen("[[card]]", &format!("[[card]]\n{line}"), 1)).unwrap_err().to_string();
     assert!(with("context_bytes = \"18446744073709551615\"").contains("1024 TiB"));

@@ -24,7 +24,18 @@ import os
 import gguf
 import numpy as np
 
-VOCAB = 160
+
+def printable_texts():
+    """Printable ASCII, space and newline as byte-level BPE writes them, and placeholders: 160 tokens."""
+    texts = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a", "ab"]
+    return texts + [f"<unused{i}>" for i in range(159 - len(texts))] + ["<end>"]
+
+
+def byte_texts():
+    """All bytes as byte-level BPE writes them, so that every text can be encoded."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in shown else next(others)) for byte in range(256)] + ["ab", "<end>"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- models
@@ -38,6 +49,7 @@ class Spec:
         self.layers, self.width, self.hidden, self.tokens = 2, 64, 64, 48
         self.heads, self.kv_heads, self.head_dim = 4, 2, 16
         self.base, self.eps, self.context = 10000.0, 1e-5, 256
+        self.texts = printable_texts()  # of the tokens, the last of which ends a text
         self.tied = self.biases = self.head_norms = self.gemma = False
         self.experts = self.used = 0
         self.factors = None            # rope_freqs.weight
@@ -49,6 +61,7 @@ class Spec:
         self.pooling = None            # "MEAN" or "LAST": an embedding model
         self.peer = True               # whether llama.cpp can run it
         self.__dict__.update(traits)
+        self.vocab = len(self.texts)
 
     def is_local(self, layer):
         return self.gemma and self.window is not None and (layer + 1) % (self.window_pattern or 6) != 0
@@ -92,9 +105,9 @@ def models():
         Spec("qwen3moe", "qwen3moe", head_norms=True, head_dim=24, kv_heads=1, base=1e6, eps=1e-6, experts=8, used=3, width=48,
              hidden=16),
         # Embedding models, as Qwen3-Embedding (a token ends every text) and as the older ones that take the mean.
-        Spec("qwen3-embed-last", "qwen3", head_norms=True, head_dim=24, base=1e6, eps=1e-6, tied=True, pooling="LAST", context=2048,
+        Spec("qwen3-embed-last", "qwen3", head_norms=True, head_dim=24, base=1e6, eps=1e-6, tied=True, pooling="LAST", context=2048, texts=byte_texts(),
              extra_keys=[("add_add_eos_token", True)]),
-        Spec("llama-embed-mean", "llama", tied=True, pooling="MEAN", context=2048),
+        Spec("llama-embed-mean", "llama", tied=True, pooling="MEAN", context=2048, texts=byte_texts()),
         Spec("gemma3", "gemma3", gemma=True, head_norms=True, tied=True, layers=7, width=32, heads=3, kv_heads=1, head_dim=24,
              hidden=40, base=1e6, eps=1e-6, window=8, scaling=("linear", 8.0)),
         # No scaling, another rotary base for local layers, every third layer global.
@@ -120,7 +133,7 @@ def make_weights(s):
         w[name] = (0.3 * rng.standard_normal(n)).astype(np.float32)
 
     # With Gemma's factor sqrt(width) the embedding has to be small to begin with.
-    matrix("token_embd.weight", VOCAB, s.width, gain=1.0 if s.gemma else math.sqrt(s.width))
+    matrix("token_embd.weight", s.vocab, s.width, gain=1.0 if s.gemma else math.sqrt(s.width))
     for i in range(s.layers):
         b = f"blk.{i}."
         norm(b + "attn_norm.weight", s.width)
@@ -149,20 +162,14 @@ def make_weights(s):
             matrix(b + "ffn_down.weight", s.width, s.hidden)
     norm("output_norm.weight", s.width)
     if not s.tied:
-        matrix("output.weight", VOCAB, s.width)
+        matrix("output.weight", s.vocab, s.width)
     if s.factors is not None:
         w["rope_freqs.weight"] = s.factors
-    tokens = rng.integers(0, VOCAB, s.tokens).astype(np.int32)
+    tokens = rng.integers(0, s.vocab, s.tokens).astype(np.int32)
     return w, tokens
 
 
 # ------------------------------------------------------------------------------------------------------------------ file
-
-def token_texts():
-    """Printable ASCII, space and newline as byte-level BPE writes them, and placeholders."""
-    texts = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a", "ab"]
-    return texts + [f"<unused{i}>" for i in range(VOCAB - len(texts) - 1)] + ["<end>"]
-
 
 def write(s, weights, path):
     g = gguf.GGUFWriter(path, s.arch)
@@ -200,14 +207,14 @@ def write(s, weights, path):
         g.add_pooling_type(gguf.PoolingType[s.pooling])
     for method, *arguments in s.extra_keys:
         getattr(g, method)(*arguments)
-    texts = token_texts()
+    texts = s.texts
     normal, control = gguf.TokenType.NORMAL, gguf.TokenType.CONTROL
     g.add_tokenizer_model("gpt2")
     g.add_tokenizer_pre("gpt-2")
     g.add_token_list(texts)
-    g.add_token_types([normal] * (VOCAB - 1) + [control])
+    g.add_token_types([normal] * (s.vocab - 1) + [control])
     g.add_token_merges(["a b"])
-    g.add_eos_token_id(VOCAB - 1)
+    g.add_eos_token_id(s.vocab - 1)
     g.add_add_bos_token(False)
     exact = {}
     for name, data in weights.items():

@@ -6,7 +6,7 @@ use crate::plan::limits::{RamExperts, StageArenas};
 use crate::plan::machine::{BackendKind, Card, DriverKind};
 use crate::plan::model::{ConvFacts, ExpertFacts, LayerFacts, Mixer, PlanModel};
 use crate::plan::planner::{PlannedStage, Settings};
-use crate::plan::size::{GIB, MIB, Size};
+use crate::plan::size::{MIB, Size};
 
 /// A stage with what its consumers are computed from.
 pub struct Seen<'a> {
@@ -85,8 +85,11 @@ impl Seen<'_> {
             Consumer::SelectionScores => exactly(self.scores()),
             Consumer::KvWindow => exactly(self.window()),
             Consumer::KernelScratch => self.scratch(),
-            Consumer::ExpertSlots => exactly(if self.in_place || self.is_inside() { 0 } else { up(self.held_bytes()) }),
-            Consumer::MeasuredWeights | Consumer::MeasuredState | Consumer::MeasuredWork => exactly(0),
+            Consumer::ExpertSlots => exactly(if self.in_place || self.is_inside() { 0 } else { up(self.kept_bytes()) }),
+            Consumer::LentSlots => exactly(up(self.lent_bytes())),
+            Consumer::MeasuredWeights | Consumer::MeasuredState | Consumer::MeasuredPrompt | Consumer::MeasuredDecode => {
+                exactly(0)
+            }
             Consumer::Process
             | Consumer::HostScratch
             | Consumer::DriverHost
@@ -111,7 +114,9 @@ impl Seen<'_> {
         exactly(up(match consumer {
             Consumer::MeasuredWeights => built.weights_bytes,
             Consumer::MeasuredState => built.state_bytes,
-            Consumer::MeasuredWork => built.work_bytes,
+            Consumer::MeasuredPrompt => built.work_bytes,
+            Consumer::MeasuredDecode => built.decode_work_bytes,
+            Consumer::LentSlots => self.lent_bytes(),
             Consumer::KernelScratch => built.scratch_bytes,
             _ => 0,
         }))
@@ -137,7 +142,7 @@ impl Seen<'_> {
             _ if in_free && self.card.opened => exactly(0),
             Some(Size(bytes)) => exactly(up(bytes)),
             None if least == 0 => exactly(0),
-            None => Want { least: least * MIB, most: GIB },
+            None => Want { least: least * MIB, most: 3 * least * MIB },
         }
     }
 
@@ -176,9 +181,19 @@ impl Seen<'_> {
         self.built.is_some_and(|built| built.experts_inside)
     }
 
-    pub fn held_bytes(&self) -> u64 {
+    /// Bytes of the experts that never leave the card.
+    pub fn kept_bytes(&self) -> u64 {
+        self.slab_bytes(self.stage.kept())
+    }
+
+    /// Bytes of those that leave while a prompt is read.
+    fn lent_bytes(&self) -> u64 {
+        self.slab_bytes(self.stage.lent.iter().copied())
+    }
+
+    fn slab_bytes(&self, numbers: impl Iterator<Item = u32>) -> u64 {
         let slabs = self.layers.iter().map(|l| l.experts.as_ref().map_or(0, |e| e.slab_bytes));
-        self.stage.held.iter().zip(slabs).map(|(held, slab)| u64::from(*held) * slab).sum()
+        numbers.zip(slabs).map(|(number, slab)| u64::from(number) * slab).sum()
     }
 
     fn versions(&self) -> u64 {
@@ -231,12 +246,14 @@ impl Seen<'_> {
 
     /// Everything of a row that is alive at the worst step, and the logits on the last stage. Parameters of a row are small.
     fn work(&self, rows: u32, outputs: u32) -> Want {
-        let mut floats = self.with_draft().map(|l| l.work_floats).max().unwrap_or(0) + self.stream_floats();
+        let mut floats = self.layers.iter().map(|l| l.work_floats).max().unwrap_or(0);
         if self.first {
             floats += u64::from(self.model.width);
         }
         let ngram = self.model.ngram.as_ref().filter(|n| (self.stage.layers.start..self.stage.layers.end).contains(&n.layer));
         floats += ngram.map_or(0, |n| u64::from(n.floats_per_token));
+        // The draft block runs after the layers.
+        floats = floats.max(self.draft.map_or(0, |d| d.work_floats)) + self.stream_floats();
         let logits = if self.last { u64::from(self.model.vocab) + self.model.head_work_floats } else { 0 };
         let (rows, outputs) = (u64::from(rows), u64::from(outputs));
         let least = 4 * rows * floats + 4 * outputs * logits;

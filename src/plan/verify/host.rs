@@ -73,7 +73,9 @@ impl Check<'_> {
             | Consumer::ExpertSlots
             | Consumer::MeasuredWeights
             | Consumer::MeasuredState
-            | Consumer::MeasuredWork => exactly(0),
+            | Consumer::LentSlots
+            | Consumer::MeasuredPrompt
+            | Consumer::MeasuredDecode => exactly(0),
         }
     }
 
@@ -141,7 +143,7 @@ impl Check<'_> {
         let held = |in_place: bool| {
             let stages = (0..self.plan.stages.len())
                 .filter(|at| !in_place || self.machine.cards[self.plan.stages[*at].card.0].backend == BackendKind::Cpu);
-            stages.map(|at| self.seen(at).held_bytes()).sum::<u64>()
+            stages.map(|at| self.seen(at).kept_bytes()).sum::<u64>()
         };
         let copy_of_all = self.plan.settings.ram_experts == crate::plan::limits::RamExperts::All;
         total.saturating_sub(held(copy_of_all))

@@ -3,6 +3,7 @@
 
 mod card;
 mod host;
+mod loan;
 mod pools;
 
 use std::collections::HashSet;
@@ -53,6 +54,7 @@ pub fn verify(plan: &Plan, model: &PlanModel, machine: &Machine, limits: &Limits
             check.card(stage);
             check.consumers_of_card(at, stage);
             check.experts(stage);
+            check.loan(stage);
             check.arenas(stage);
         }
         check.consumers_of_host();
@@ -221,11 +223,15 @@ impl<'a> Check<'a> {
         let layers = self.layers(stage);
         self.equal("experts", "layers with a number of experts", stage.held.len() as u64, layers.len() as u64);
         let (mut all, mut open_slab) = (true, 0);
-        for (held, layer) in stage.held.iter().zip(layers) {
+        self.equal("experts", "layers with a number of lent slots", stage.lent.len() as u64, layers.len() as u64);
+        for ((held, lent), layer) in stage.held.iter().zip(&stage.lent).zip(layers) {
             let (count, slab) = layer.experts.as_ref().map_or((0, 0), |e| (e.count, e.slab_bytes));
-            self.require("experts", *held <= count, || format!("{held} of {count} experts are held"));
-            all &= *held == count;
-            if *held < count {
+            self.require("experts", lent <= held && *held <= count, || {
+                format!("{held} of {count} are held, {lent} of them lent")
+            });
+            let kept = held.saturating_sub(*lent);
+            all &= kept == count;
+            if kept < count {
                 open_slab = open_slab.max(slab);
             }
         }
