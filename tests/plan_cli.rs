@@ -81,6 +81,9 @@ fn wrong_wishes_are_wrong_arguments() {
         (&["-c", "4000000000"], "context (-c)"),
         (&["--draft-window", "0"], "--draft-window"),
         (&["--checkpoints", "99999"], "--checkpoints"),
+        (&["--device", "cuda:0,cuda:1", "--layer-split", "0-47"], "--device names 2 cards"),
+        (&["--cache-ram", "18446744073709551615"], "1024 TiB"),
+        (&["--reserve", "2000 TiB"], "1024 TiB"),
     ] {
         plan("IQ3_XXS", STORY, wishes).fails(2, &[word]);
     }
@@ -171,6 +174,9 @@ fn a_bad_machine_file_names_the_key() {
         ("version = 1", "version = 9", "version 9"),
         ("backend = \"cuda\"", "backend = \"abacus\"", "abacus"),
         ("cores = ", "cores = -", "cores"),
+        ("driver = \"linux\"", "driver = \"wddm\"", "wddm"),
+        ("id = \"cuda:0\"", "id = \"auto\"", "auto"),
+        ("ram_total = ", "page_file = \"2000 TiB\"\nram_total = ", "1024 TiB"),
     ] {
         std::fs::write(&file, good.replacen(from, to, 1)).unwrap();
         strata(&["plan", "--machine", path(&file)]).fails(1, &["pc.toml", word]);

@@ -30,6 +30,9 @@ use crate::plan::{
 };
 use crate::program::Stage;
 
+// What the planner spreads over cards the scheduler has to run.
+const _: () = assert!(crate::plan::MAX_STAGES == crate::schedule::MAX_STAGES);
+
 /// What the engine of this version can execute of what the planner can plan.
 pub const CAPABILITIES: [Capability; 5] = [
     Capability::SeveralStages,
