@@ -113,7 +113,7 @@ fn every_number_has_a_reason() {
         let text = strata::plan::why(&plan, &row.id).unwrap();
         assert!(text.contains(&row.formula) && !row.formula.is_empty(), "{}", row.id);
     }
-    assert!(strata::plan::why(&plan, "cuda:0/decode-work").unwrap().contains("cuda:0/prompt-work"));
+    assert!(strata::plan::why(&plan, "cuda:0/lent-slots").unwrap().contains("cuda:0/prompt-work"));
     assert_eq!(strata::plan::why(&plan, "nothing"), None);
     let json: serde_json::Value = serde_json::to_value(&plan).unwrap();
     assert_eq!(json["rows"].as_array().unwrap().len(), plan.rows.len());

@@ -56,7 +56,7 @@ const BROKEN: &[Broken] = &[
     Broken { rule: "loan", what: "a loan without a row", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::LentSlots) },
     Broken { rule: "loan", what: "lent by a layer that has its turn later", breaks: |p| p.stages[0].lent[0] += 3 },
     Broken { rule: "experts", what: "more lent than held", breaks: |p| p.stages[0].lent[0] = 10_000 },
-    Broken { rule: "ram-experts", what: "lent experts nowhere in RAM", breaks: |p| p.stages[0].lent.fill(0) },
+    Broken { rule: "lent-slots", what: "lent experts that are not lent", breaks: |p| p.stages[0].lent.fill(0) },
     Broken {
         rule: "overlap",
         what: "slots and prompt buffers at the same time",

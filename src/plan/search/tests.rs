@@ -104,6 +104,7 @@ fn short_hosts_and_many_cards_take_few_steps() {
         println!("{what}: {} steps, limited {}, {:?}", found.steps, found.limited, found.best.map(|l| l.cards));
         assert!(!complete || !found.limited, "{what}");
         assert!(has_closest, "{what}");
-        assert!(found.steps < 60_000_000, "{what}: {} steps", found.steps);
+        let most = if complete { 400_000 } else { 20_000_000 };
+        assert!(found.steps < most, "{what}: {} steps", found.steps);
     }
 }

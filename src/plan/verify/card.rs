@@ -244,7 +244,7 @@ impl Seen<'_> {
         own + layer.ngram_conv.as_ref().map_or(0, ring)
     }
 
-    /// Everything of a row that is alive at the worst step, and the logits on the last stage. Parameters of a row are small.
+    /// Everything of a row that is alive at the worst step, its parameters, and the logits on the last stage.
     fn work(&self, rows: u32, outputs: u32) -> Want {
         let mut floats = self.layers.iter().map(|l| l.work_floats).max().unwrap_or(0);
         if self.first {
@@ -256,8 +256,8 @@ impl Seen<'_> {
         floats = floats.max(self.draft.map_or(0, |d| d.work_floats)) + self.stream_floats();
         let logits = if self.last { u64::from(self.model.vocab) + self.model.head_work_floats } else { 0 };
         let (rows, outputs) = (u64::from(rows), u64::from(outputs));
-        let least = 4 * rows * floats + 4 * outputs * logits;
-        Want { least: least + 1, most: up(least + rows * MOST_ROW_PARAMETERS) }
+        let parameters = std::mem::size_of::<crate::program::Row>() as u64;
+        exactly(up(rows * (4 * floats + parameters) + 4 * outputs * logits))
     }
 
     /// Scores of every block for as many rows as are scored at a time.
@@ -292,9 +292,6 @@ impl Seen<'_> {
         Want { least: self.rows() * (products + 2 * widest), most: up(self.rows() * (products + 4 * widest)) }
     }
 }
-
-/// Position, slot, index and versions of a row of a window.
-const MOST_ROW_PARAMETERS: u64 = 256;
 
 fn all_bytes(experts: &ExpertFacts) -> u64 {
     experts.slab_bytes * u64::from(experts.count)
