@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::support::{QUANTS, flash_next, machine, machines, planned};
+use super::support::{QUANTS, flash_next, machine, machines, planned, root};
+use strata::gguf::ModelFiles;
 use strata::plan::{
-    Arena, CardIndex, Consumer, KvType, Lifetime, Limits, Machine, Plan, PlanModel, Pool, RamExperts, Row, StageArenas, verify,
+    Arena, CardIndex, Consumer, KvType, Lifetime, Limits, Machine, ModelHeader, Plan, PlanModel, Pool, RamExperts, Row,
+    StageArenas, verify,
 };
 
 struct Broken {
@@ -211,6 +213,12 @@ fn every_row_of_every_plan_is_watched() {
             }
         }
     }
+    // On the processor experts lie in place.
+    let files = ModelFiles::open(root().join("tests/fixtures/tiny-flash-next-Q8_0.gguf")).unwrap();
+    let tiny = PlanModel::from_header(&ModelHeader::from(&files)).unwrap();
+    let (pc, limits) = (machine("laptop-8g-no-gpu-linux"), Limits { context: Some(512), ..Limits::default() });
+    let plan = planned(&tiny, &pc, &limits).unwrap();
+    seen.extend(mutate(&plan, &tiny, &pc, &limits));
     let missing: Vec<_> = Consumer::ALL.iter().filter(|consumer| !seen.contains(consumer)).collect();
     assert!(missing.is_empty(), "no plan has a row of {missing:?}");
 }
