@@ -83,8 +83,11 @@ struct Streaming<E> {
 impl<E: Encoder> Streaming<E> {
     /// The next text to send; `None` at the end.
     async fn next(&mut self) -> Option<String> {
-        if let Some(early) = self.sent.and_then(|sent| GATHER.checked_sub(sent.elapsed())) {
-            tokio::time::sleep(early).await;
+        if let Some(early) = self.sent.and_then(|sent| GATHER.checked_sub(sent.elapsed()))
+            && let Some(ended) = self.turns.iter().flatten().next().map(Turn::ended)
+        {
+            // The end of an answer waits for nothing.
+            let _ = tokio::time::timeout(early, ended.notified()).await;
         }
         while self.frames.is_empty() && !self.ended {
             match tokio::time::timeout(self.keep_alive, next_of(&mut self.turns)).await {
