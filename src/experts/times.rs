@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn where_the_terms_cannot_be_told_apart_the_time_is_the_units() {
-        assert_eq!(fit([(4.0, 0.2); 50]).line(), Line { step_s: 0.0, unit_s: 0.05 });
+        assert_eq!(fit([(4.0, 0.25); 50]).line(), Line { step_s: 0.0, unit_s: 0.0625 });
         assert_eq!(fit([(1.0, 0.1), (3.0, 0.3)]).line().step_s, 0.0, "too few steps");
         assert_eq!(fit([(0.0, 0.25); 4]).line(), Line { step_s: 0.25, unit_s: 0.0 });
         assert_eq!(fit([]).line(), Line::default());

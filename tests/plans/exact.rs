@@ -130,6 +130,7 @@ fn slots_are_sized_beside_a_built_stage_that_holds_no_experts() {
     assert!(!estimate.stages[0].all_held && estimate.held_experts > 0, "{} experts", estimate.held_experts);
     let mut arenas = estimate.stages[0].arenas;
     arenas.work_bytes += 1 << 20;
+    arenas.decode_work_bytes += 1 << 20;
     let measured = estimate.fixed(&limits, Some(vec![arenas]));
     let plan = decide(&model, &machine, &measured, false).unwrap();
     assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
