@@ -7,10 +7,14 @@ use std::sync::Arc;
 
 use common::gpu::{open_card, software_card};
 use common::reference::*;
+use common::skip::skipped;
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
-use strata::backend::discovery::NamedCard;
+use strata::backend::discovery::{CardOptions, NamedCard};
+use strata::backend::webgpu::{VULKAN, WebGpuBackend};
 use strata::backend::{ArenaSizes, Backend, BackendError, CardUse, Faults, VirtualCard, VirtualFacts};
+use strata::gguf::ModelFiles;
+use strata::model::{Model, Tensors};
 use strata::program::ArenaKind;
 use strata::units::TokenId;
 
@@ -140,6 +144,62 @@ fn arenas_that_cannot_be_had_are_errors_that_name_card_and_arena() {
             other => panic!("{arena:?}: {other:?}"),
         }
     }
+}
+
+#[test]
+fn every_refused_buffer_is_an_error_that_names_card_and_row_and_the_device_lives_on() {
+    let Some(card) = software_card() else { return };
+    let files = ModelFiles::open(&model_path(RANDOM)).expect("the model opens");
+    let model = Model::open(&files).expect("the model is valid");
+    let options = exact_options().stage_options(0..model.dims().layers);
+    let stage = Arc::new(model.config.stage(&Tensors::new(&files), &options).expect("a stage"));
+    let (mut refused, mut next) = (vec![], 1);
+    loop {
+        let mut backend = open_card(&card, None);
+        let scratch_bytes = backend.scratch_bytes(&stage).expect("the kernels exist");
+        backend.refuse_buffer(next);
+        let sizes = ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) };
+        let outcome = backend.open(sizes).and_then(|()| backend.prepare(&stage, 0).map(drop));
+        let Err(e) = outcome else { break };
+        let BackendError::OutOfMemory { device, arena, .. } = &e else { panic!("buffer {next}: {e:?}") };
+        assert_eq!(*device, card.id, "buffer {next}");
+        refused.push(*arena);
+        assert_eq!(backend.memory().late_allocations, 0, "buffer {next}");
+        next += 1;
+    }
+    for arena in ArenaKind::ALL {
+        assert!(refused.contains(&arena), "{arena:?} was never refused: {refused:?}");
+    }
+    assert!(refused.len() >= 8, "arenas, parameters, scratch, staging: {refused:?}");
+}
+
+#[test]
+fn kept_kernels_are_used_again_and_a_damaged_file_costs_a_sentence() {
+    let Some(card) = software_card() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = CardOptions { cache_folder: Some(folder.path().into()), ..CardOptions::default() };
+    let open = || VULKAN.open_tuned(&card, &options, None).expect("the card opens");
+    let tokens = ids(&references(RANDOM).ints("p0_tokens"));
+    let logits = |backend: WebGpuBackend| {
+        prompt_logits(&mut open_on(&model_path(RANDOM), Box::new(backend), exact_options()), &tokens, CHUNK as usize)
+    };
+    let first = logits(open());
+    let files: Vec<_> = std::fs::read_dir(folder.path()).expect("the folder").map(|f| f.expect("a file").path()).collect();
+    if files.is_empty() {
+        return skipped("kept kernels: this Vulkan driver keeps none");
+    }
+    let [file] = files.as_slice() else { panic!("one file a card: {files:?}") };
+    let second = open();
+    assert!(!second.facts().detail.contains("compiled anew"), "{}", second.facts().detail);
+    assert!(logits(second) == first, "kept kernels differ");
+    let mut bytes = std::fs::read(file).expect("the file");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(file, bytes).expect("the file");
+    let third = open();
+    assert!(third.facts().detail.contains("compiled anew"), "{}", third.facts().detail);
+    assert!(logits(third) == first, "kernels compiled anew differ");
+    assert!(!open().facts().detail.contains("compiled anew"), "the damaged file was not replaced");
 }
 
 #[test]

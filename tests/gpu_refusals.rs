@@ -1,6 +1,6 @@
 //! Promise: whichever allocation of a card the driver refuses, the program ends with an error that names the card, and neither
 //! panics nor hangs nor answers. A Vulkan layer (`tests/sim/vulkan_layer.cpp`) refuses one allocation after the other, between the
-//! loader and the real driver.
+//! loader and the real driver. Small buffers share a driver's allocation; `gpu_models.rs` refuses them one by one.
 #![cfg(target_os = "linux")]
 
 mod common;
@@ -74,7 +74,7 @@ fn every_refused_allocation_is_an_error_that_names_the_card() {
     assert!(good.status.success(), "{}", String::from_utf8_lossy(&good.stderr));
     let asked = std::fs::read_to_string(layer.join("asked")).expect("the layer was in use");
     let asked: u32 = asked.trim().parse().expect("a number");
-    assert!(asked >= 5, "only {asked} allocations: arenas and scratch are apart");
+    assert!(asked >= 2, "only {asked} allocations: one of the device itself, and blocks for buffers");
     for k in 1..=asked {
         let refused = run(&layer, &card.id, k);
         let told = String::from_utf8_lossy(&refused.stderr);

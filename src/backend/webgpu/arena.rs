@@ -51,7 +51,7 @@ impl Arena {
             let size = (len.next_multiple_of(256) + PADDING_BYTES).min(gpu.limits.max_buffer_size);
             let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC;
             let descriptor = BufferDescriptor { label: Some(arena_name(kind)), size, usage, mapped_at_creation: false };
-            buffers.push(gpu.catch(|| gpu.device.create_buffer(&descriptor)).map_err(|fault| match fault {
+            buffers.push(gpu.buffer(&descriptor).map_err(|fault| match fault {
                 Fault::OutOfMemory(reason) | Fault::Other(reason) => no_memory(reason),
             })?);
             gpu.healthy("taking an arena")?;
@@ -175,7 +175,7 @@ fn arena_name(kind: ArenaKind) -> &'static str {
 fn staging(gpu: &Gpu, size: u64) -> Result<Buffer, BackendError> {
     let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
     let descriptor = BufferDescriptor { label: Some("download"), size, usage, mapped_at_creation: false };
-    gpu.checked("a staging buffer", || gpu.device.create_buffer(&descriptor))
+    gpu.scratch_buffer("staging", &descriptor)
 }
 
 pub fn download_staging(gpu: &Gpu) -> Result<Buffer, BackendError> {

@@ -79,6 +79,11 @@ impl WebGpuBackend {
         self.gpu.device.destroy();
     }
 
+    /// Refuses the `next`-th buffer from now on, as if the card were full: for tests of what happens then.
+    pub fn refuse_buffer(&self, next: u64) {
+        self.gpu.refuse_buffer(next);
+    }
+
     /// Times each kernel of a window of a prepared program alone, `times` in a row: for benches.
     ///
     /// # Errors
@@ -127,13 +132,7 @@ impl WebGpuBackend {
             return Ok(());
         }
         self.late_allocations += u64::from(self.frozen);
-        let made = buffer(&self.gpu, "scratch", bytes, BufferUsages::STORAGE);
-        let scratch = made.map_err(|e| BackendError::OutOfMemory {
-            device: self.gpu.id.clone(),
-            arena: ArenaKind::Work,
-            bytes,
-            reason: format!("scratch: {e}"),
-        })?;
+        let scratch = buffer(&self.gpu, "partial results", bytes, BufferUsages::STORAGE)?;
         let Some(memory) = &mut self.memory else { return Err(self.gpu.rejected("no arenas are open")) };
         memory.scratch = scratch;
         self.unplanned_bytes += bytes;
@@ -199,15 +198,9 @@ impl Backend for WebGpuBackend {
         let (weights, state, work) = (arena(ArenaKind::Weights)?, arena(ArenaKind::State)?, arena(ArenaKind::Work)?);
         let words = shader::tables();
         let parameter_bytes = self.parameter_bytes.load(Ordering::Relaxed).min(sizes.scratch_bytes);
-        let planned = |e: BackendError| BackendError::OutOfMemory {
-            device: gpu.id.clone(),
-            arena: ArenaKind::Work,
-            bytes: sizes.scratch_bytes,
-            reason: format!("scratch: {e}"),
-        };
-        let mut parameters = Parameters::new(gpu, parameter_bytes).map_err(planned)?;
+        let mut parameters = Parameters::new(gpu, parameter_bytes)?;
         let scratch_bytes = sizes.scratch_bytes - parameter_bytes;
-        let scratch = buffer(gpu, "scratch", scratch_bytes, BufferUsages::STORAGE).map_err(planned)?;
+        let scratch = buffer(gpu, "partial results", scratch_bytes, BufferUsages::STORAGE)?;
         let tables = parameters.take(gpu, words.len() as u64 * 4)?;
         gpu.queue.write_buffer(&tables.buffer, tables.offset, bytemuck::cast_slice(&words));
         let small = |label| buffer(gpu, label, 16, BufferUsages::STORAGE);

@@ -1,9 +1,13 @@
 //! One opened device, and what becomes of its errors: they are caught in scopes where they belong to a call, and kept for the
 //! next wait where they do not. wgpu would end the process otherwise.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use wgpu::{Adapter, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, MemoryHints, PollType, Queue};
+use wgpu::{
+    Adapter, Buffer, BufferDescriptor, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, MemoryHints,
+    PollType, Queue,
+};
 
 use super::arena::PADDING_BYTES;
 use super::memory::memory_facts;
@@ -11,6 +15,7 @@ use super::shader;
 use super::tuning::{AdapterKind, Tuning};
 use crate::backend::gpu::{Activations, Room, Target, Tiles};
 use crate::backend::{BackendError, DeviceFacts};
+use crate::program::ArenaKind;
 
 /// Bytes after a cut of the weights that the buffer before holds too, so that no row of a matrix is torn.
 pub const CUT_OVERLAP_BYTES: u64 = 1 << 20;
@@ -42,6 +47,9 @@ pub struct Gpu {
     health: Arc<Health>,
     /// All memory that the card has, where the driver says so.
     pub total_bytes: Option<u64>,
+    /// Buffers that were asked for, and which of them is refused; 0 for none.
+    buffers: AtomicU64,
+    refused: AtomicU64,
 }
 
 /// A failed call, before it is known what it was for.
@@ -84,7 +92,19 @@ impl Gpu {
         };
         let target = target(&limits, &tuning);
         let total_bytes = memory_facts(adapter).map(|facts| facts.total_bytes);
-        Ok(Gpu { id: id.into(), device, queue, facts, limits, target, tuning, health, total_bytes })
+        Ok(Gpu {
+            id: id.into(),
+            device,
+            queue,
+            facts,
+            limits,
+            target,
+            tuning,
+            health,
+            total_bytes,
+            buffers: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
     }
 
     pub fn rejected(&self, problem: impl Into<String>) -> BackendError {
@@ -108,6 +128,35 @@ impl Gpu {
             Some(error) => Err(Fault::Other(error.to_string())),
             None => Ok(made),
         }
+    }
+
+    /// Takes memory: every buffer of this backend comes from here.
+    pub fn buffer(&self, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, Fault> {
+        let number = self.buffers.fetch_add(1, Ordering::Relaxed) + 1;
+        if number == self.refused.load(Ordering::Relaxed) {
+            return Err(Fault::OutOfMemory("refused, as a test wants it".into()));
+        }
+        self.catch(|| self.device.create_buffer(descriptor))
+    }
+
+    /// As [`Gpu::buffer`], for memory beside the arenas, which is scratch in plans.
+    pub fn scratch_buffer(&self, what: &str, descriptor: &BufferDescriptor<'_>) -> Result<Buffer, BackendError> {
+        let buffer = self.buffer(descriptor).map_err(|fault| match fault {
+            Fault::OutOfMemory(reason) => BackendError::OutOfMemory {
+                device: self.id.clone(),
+                arena: ArenaKind::Work,
+                bytes: descriptor.size,
+                reason: format!("scratch, {what}: {reason}"),
+            },
+            Fault::Other(reason) => self.rejected(format!("{what}: {reason}")),
+        })?;
+        self.healthy(what)?;
+        Ok(buffer)
+    }
+
+    /// The `next`-th buffer from now on is refused, as if the card were full.
+    pub fn refuse_buffer(&self, next: u64) {
+        self.refused.store(self.buffers.load(Ordering::Relaxed) + next, Ordering::Relaxed);
     }
 
     /// As [`Gpu::catch`], for calls that take no arena.

@@ -117,7 +117,7 @@ pub fn buffer(gpu: &Gpu, label: &str, size: u64, usage: BufferUsages) -> Result<
     let size = size.next_multiple_of(16).max(16);
     let descriptor =
         BufferDescriptor { label: Some(label), size, usage: usage | BufferUsages::COPY_DST, mapped_at_creation: false };
-    gpu.checked(label, || gpu.device.create_buffer(&descriptor))
+    gpu.scratch_buffer(label, &descriptor)
 }
 
 impl Prepared {
