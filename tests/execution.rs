@@ -527,6 +527,10 @@ fn experts_that_no_card_holds_are_planned_and_run() {
         let mut launched = open(&launch).unwrap_or_else(|e| panic!("{room} {ram}: {e}"));
         let plan = &launched.plan;
         seen.push((plan.held_experts, plan.experts, plan.settings.ram_experts));
+        // Buffers of prompts lie on slots wherever experts are missing and RAM can bring them back.
+        let lent: u64 = plan.stages[0].lent.iter().map(|n| u64::from(*n)).sum();
+        assert_eq!(lent > 0, ram == "all" || ram == "complement", "{room} {ram}: {lent} slots are lent");
+        assert_eq!(launched.engine.pipeline().stages[0].stage.lent_bytes > 0, lent > 0);
         let sum: u64 = launched.engine.pipeline().stages.iter().map(|s| ArenaSizes::of(&s.stage).total_bytes()).sum();
         assert_eq!(launch.in_use.bytes(), sum);
         assert!(launched.cards.iter().all(|c| c.memory.used == c.memory.planned), "{room} {ram}: {:?}", launched.cards);

@@ -128,7 +128,7 @@ fn two_logical_devices_give_the_bits_of_one_and_a_cpu_beside_them_the_same_logit
 fn arenas_that_cannot_be_had_are_errors_that_name_card_and_arena() {
     let Some(card) = software_card() else { return };
     for arena in ArenaKind::ALL {
-        let mut sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0 };
+        let mut sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0, lent_bytes: 0 };
         let bytes = match arena {
             ArenaKind::Weights => &mut sizes.weights_bytes,
             ArenaKind::State => &mut sizes.state_bytes,
@@ -146,7 +146,7 @@ fn arenas_that_cannot_be_had_are_errors_that_name_card_and_arena() {
 fn a_lost_device_is_an_error_at_every_call_after() {
     let Some(card) = software_card() else { return };
     let mut backend = open_card(&card, None);
-    let sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0 };
+    let sizes = ArenaSizes { weights_bytes: 4096, state_bytes: 4096, work_bytes: 4096, scratch_bytes: 0, lent_bytes: 0 };
     backend.open(sizes).expect("a small arena");
     backend.lose();
     let slice = strata::program::Slice { arena: ArenaKind::Work, offset_bytes: 0, len_bytes: 16 };

@@ -115,6 +115,82 @@ fn cards_in_a_row_and_experts_on_disk_change_no_bit() {
     }
 }
 
+/// Options under which each layer keeps so many experts on the card and lends so many slots more to prompts.
+fn lending(mode: Mode, (kept, lent): (u32, u32), experts: ExpertOptions) -> OpenOptions {
+    OpenOptions { lent_slots: slots(lent), ..options_with(mode, slots(kept + lent), experts) }
+}
+
+/// Buffers of prompts lie on the last slots, which are filled with noise before; every slot is compared with its expert before each
+/// use. Afterwards the experts come back.
+#[test]
+fn slots_that_prompts_borrow_change_no_bit_and_come_back() {
+    let path = model_path(TRAINED[0]);
+    for mode in [Mode::Reference, Mode::Fast] {
+        let whole = session(&mut open(mode, None, ExpertOptions::default()));
+        for (kept, lent, ends) in [(3, 2, vec![8]), (1, 7, vec![8]), (0, 3, vec![3, 8]), (5, 3, vec![1, 4, 8])] {
+            for experts in [
+                ExpertOptions { verify: true, ..ExpertOptions::default() },
+                ExpertOptions { ram_slots: slots(EXPERTS - kept), reproducible: true, ..ExpertOptions::default() },
+            ] {
+                let mut engine = open_on(&path, mode, &ends, lending(mode, (kept, lent), experts)).unwrap();
+                for stage in &engine.pipeline().stages {
+                    let stage = &stage.stage;
+                    let slab = stage.weights.iter().find(|w| w.lent > 0).unwrap().slab_bytes;
+                    let layers = stage.weights.iter().filter(|w| w.lent > 0 && w.offset_bytes % 256 == 0).count() / 3;
+                    assert_eq!(stage.lent_bytes, slab * u64::from(lent) * layers as u64);
+                    assert!(!stage.borrows(0) && stage.borrows(1));
+                }
+                for round in 0..3 {
+                    assert!(session(&mut engine) == whole, "{mode:?}: {kept} kept, {lent} lent, round {round}");
+                }
+                let stats = engine.tier_stats().unwrap();
+                assert!(stats.lent > 0 && stats.refills >= stats.lent && stats.disk_calls == 0, "{stats:?}");
+                for residency in engine.pipeline().experts.as_ref().unwrap().residency() {
+                    assert_eq!(residency.card.held().count() as u32, kept + lent, "all slots are filled again");
+                }
+                assert_eq!(engine.late_allocations(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_short_prompt_borrows_fewer_slots_than_a_long_one() {
+    let mut engine =
+        open_on(&model_path(TRAINED[0]), Mode::Fast, &[8], lending(Mode::Fast, (1, 7), ExpertOptions::default())).unwrap();
+    let mut s = engine.start().unwrap();
+    let mut lent_by = |prompt: u32| {
+        engine.rollback(&mut s, 0).unwrap();
+        // Time for all slots to be filled.
+        (0..12).for_each(|i| drop(last_logits(&mut engine, &mut s, &[TokenId(5 + i)])));
+        let before = engine.tier_stats().unwrap().lent;
+        last_logits(&mut engine, &mut s, &tokens(prompt));
+        engine.tier_stats().unwrap().lent - before
+    };
+    let (decode, short, long) = (lent_by(8), lent_by(9), lent_by(CHUNK));
+    assert!(decode == 0 && 0 < short && short < long, "{decode}, {short}, {long}");
+}
+
+/// What prompts borrow must come back from RAM, and slots for copies are not among it.
+#[test]
+fn a_loan_needs_the_experts_in_ram_and_leaves_the_ring_alone() {
+    let open_lending = |experts| open_on(&model_path(TRAINED[0]), Mode::Fast, &[8], lending(Mode::Fast, (4, 3), experts));
+    let experts = ExpertOptions { ram_slots: slots(EXPERTS - 5), ..ExpertOptions::default() };
+    match open_lending(experts).map(drop) {
+        Err(EngineError::Experts(error @ ExpertError::NoRamForLoan { lent: 3, .. })) => {
+            assert!(error.to_string().contains("--ram-budget"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let whole = session(&mut open(Mode::Fast, None, ExpertOptions::default()));
+    for misses in [Misses::Card, Misses::Processor] {
+        let mut engine = open_lending(ExpertOptions { misses, verify: true, ..ExpertOptions::default() }).unwrap();
+        assert!(session(&mut engine) == whole && session(&mut engine) == whole, "{misses:?}");
+        let stats = engine.tier_stats().unwrap();
+        assert!((stats.bus_bytes > 0) == (misses == Misses::Card) && stats.lent > 0, "{stats:?}");
+    }
+}
+
 /// A card whose arithmetic is not the processor's: scalar code here, vector units there.
 #[test]
 fn with_another_arithmetic_on_the_card_reproducible_runs_agree_and_others_differ_little() {
@@ -152,7 +228,7 @@ fn with_another_arithmetic_on_the_card_reproducible_runs_agree_and_others_differ
 fn a_thousand_exchanges_under_load_never_show_a_wrong_byte() {
     for ram in [EXPERTS, EXPERTS - 3, 3] {
         // Experts change places whether it is worth it or not.
-        let policy = Policy { margin: -1.0, swaps_per_token: 8 };
+        let policy = Policy { margin: -1.0, swaps_per_token: 8, ..Policy::default() };
         let experts = ExpertOptions { policy, verify: true, ram_slots: slots(ram), ..ExpertOptions::default() };
         let mut engine = open(Mode::Fast, slots(3), experts);
         let mut plain = open(Mode::Fast, None, ExpertOptions::default());
@@ -298,6 +374,25 @@ fn a_replay_predicts_every_hit() {
         );
         assert_eq!((p.decode_tokens, p.decode_s > 0.0), (24, true));
     }
+}
+
+/// A replay knows which slots each prompt borrowed, and when they were filled again.
+#[test]
+fn a_replay_predicts_every_hit_where_prompts_borrow_slots() {
+    let options = lending(Mode::Fast, (2, 4), ExpertOptions { record: true, ..ExpertOptions::default() });
+    let mut engine = open_on(&model_path(TRAINED[0]), Mode::Fast, &[3, 8], options).unwrap();
+    (0..3).for_each(|_| drop(session(&mut engine)));
+    let stats = engine.tier_stats().unwrap();
+    let trace = engine.pipeline_mut().experts.as_mut().unwrap().take_trace(0.0).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    trace.write(&mut std::io::BufWriter::new(file.as_file())).unwrap();
+    let trace = Trace::load(file.path()).unwrap();
+    let p = replay(&trace, &Replay::of(&trace)).unwrap();
+    assert_eq!(
+        (p.tokens, p.card_calls, p.ram_calls, p.swaps, p.refills),
+        (stats.tokens, stats.card_calls, stats.ram_calls, stats.swaps, stats.refills)
+    );
+    assert!(stats.lent > 0 && stats.refills > 0, "{stats:?}");
 }
 
 #[test]

@@ -55,13 +55,15 @@ pub struct ArenaSizes {
     pub work_bytes: u64,
     /// What the device's kernels keep beside the arenas, from [`Backend::scratch_bytes`].
     pub scratch_bytes: u64,
+    /// The first so many bytes of the work arena are the last ones of the weights arena.
+    pub lent_bytes: u64,
 }
 
 impl ArenaSizes {
     /// The arenas of a stage, without scratch.
     pub fn of(stage: &Stage) -> ArenaSizes {
-        let Stage { weights_bytes, state_bytes, work_bytes, .. } = *stage;
-        ArenaSizes { weights_bytes, state_bytes, work_bytes, scratch_bytes: 0 }
+        let Stage { weights_bytes, state_bytes, work_bytes, lent_bytes, .. } = *stage;
+        ArenaSizes { weights_bytes, state_bytes, work_bytes, scratch_bytes: 0, lent_bytes }
     }
 
     pub fn get(&self, arena: ArenaKind) -> u64 {
@@ -73,7 +75,17 @@ impl ArenaSizes {
     }
 
     pub fn total_bytes(&self) -> u64 {
-        self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes
+        self.weights_bytes + self.state_bytes + self.own_work_bytes() + self.scratch_bytes
+    }
+
+    /// Bytes of the work arena that are not those of the weights arena as well.
+    pub fn own_work_bytes(&self) -> u64 {
+        self.work_bytes.saturating_sub(self.lent_bytes)
+    }
+
+    /// Where the work arena begins, if it is one piece with the weights arena.
+    pub fn work_from_bytes(&self) -> u64 {
+        self.weights_bytes.saturating_sub(self.lent_bytes)
     }
 }
 
@@ -173,6 +185,12 @@ pub trait Backend: Send {
     /// Copies bytes into an arena.
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError>;
 
+    /// As [`Backend::upload`], of bytes that the run under way does not touch: the device may copy while it computes. Later runs
+    /// find them.
+    fn upload_beside(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
+        self.upload(to, bytes)
+    }
+
     /// The bytes of a slice where the host can write them in place (host memory); `None` where `upload` is needed.
     fn host_bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]>;
 
@@ -223,6 +241,12 @@ pub trait Backend: Send {
     /// Whether the host's processor is free while a run is under way. Where it is not, every expert that the device misses is the
     /// processor's, unless `--expert-misses card` or `--reproducible` says otherwise.
     fn overlaps_host(&self) -> bool {
+        false
+    }
+
+    /// Whether the arenas of work and weights may share bytes ([`ArenaSizes::lent_bytes`]). A device that binds a buffer either to
+    /// read or to write cannot.
+    fn lends_slots(&self) -> bool {
         false
     }
 }

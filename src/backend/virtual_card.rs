@@ -107,7 +107,7 @@ impl VirtualCard {
     /// Matrices and slabs are not cut.
     fn check_pieces(&self, stage: &Stage) -> Result<(), BackendError> {
         let most = self.card.max_piece_bytes;
-        let piece = |w: &WeightDecl| if w.experts > 1 { w.expert_stride_bytes } else { w.matrix_bytes() };
+        let piece = |w: &WeightDecl| if w.experts > 1 { w.slab_bytes } else { w.matrix_bytes() };
         let Some(weight) = stage.weights.iter().find(|w| piece(w) > most) else { return Ok(()) };
         let reason = format!("'{}' is larger than a buffer of this card may be ({most} bytes)", weight.tensor);
         Err(self.no_memory(ArenaKind::Weights, piece(weight), reason))
@@ -146,9 +146,12 @@ impl Backend for VirtualCard {
     }
 
     fn open(&mut self, sizes: ArenaSizes) -> Result<(), BackendError> {
-        for arena in [ArenaKind::Weights, ArenaKind::State, ArenaKind::Work] {
-            if sizes.get(arena) > 0 {
-                self.take(arena, sizes.get(arena))?;
+        let work = sizes.own_work_bytes();
+        for (arena, bytes) in
+            [(ArenaKind::Weights, sizes.weights_bytes), (ArenaKind::State, sizes.state_bytes), (ArenaKind::Work, work)]
+        {
+            if bytes > 0 {
+                self.take(arena, bytes)?;
             }
         }
         self.inner.open(sizes).map_err(|e| self.own(e))
@@ -156,6 +159,10 @@ impl Backend for VirtualCard {
 
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
         self.inner.upload(to, bytes).map_err(|e| self.own(e))
+    }
+
+    fn upload_beside(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
+        self.inner.upload_beside(to, bytes).map_err(|e| self.own(e))
     }
 
     fn host_bytes_mut(&mut self, slice: Slice) -> Option<&mut [u8]> {
@@ -210,5 +217,9 @@ impl Backend for VirtualCard {
 
     fn arithmetic(&self) -> String {
         self.inner.arithmetic()
+    }
+
+    fn lends_slots(&self) -> bool {
+        self.inner.lends_slots()
     }
 }

@@ -17,7 +17,7 @@ use super::wishes::{read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::service::Opened;
-use crate::engine::{Engine, GenerateError, LoadProgress, OpenOptions, physical_cores, process_memory};
+use crate::engine::{Engine, GenerateError, LoadProgress, OpenOptions, process_memory};
 use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
@@ -148,14 +148,15 @@ impl OpenModel {
 
     /// Plans, takes memory and loads the weights.
     pub fn load(&self, compute: &ComputeArgs, opening: Opening, interrupt: &Interrupt) -> Result<Loaded, CliError> {
-        let threads = compute.threads.and_then(|n| NonZeroUsize::new(n as usize)).unwrap_or_else(physical_cores);
+        let here = this_pc(self.path.as_deref());
+        let threads = compute.threads.unwrap_or_else(|| here.host.workers.unwrap_or(here.host.cores));
+        let threads = NonZeroUsize::new(threads as usize).unwrap_or(NonZeroUsize::MIN);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };
         let rounding = if compute.activation_bits == "8" { Rounding::Bits8 } else { Rounding::Bits15 };
         let mut cpu = CpuOptions { rounding, ..CpuOptions::new(mode).with_threads(threads) };
         if opening.stopping == Stopping::AtOnce {
             cpu.cancel = interrupt.flag();
         }
-        let here = this_pc(self.path.as_deref());
         let machine = match &compute.wishes.machine {
             Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here,
@@ -194,8 +195,9 @@ impl OpenModel {
             note(format!("note: {notice}"));
         }
         let memory_gbs = memory_gbs(&launched, &machine);
+        let played = launched.plan.stages.iter().all(|stage| !machine.cards[stage.card.0].backend.has_kernels());
         let Launched { engine, plan, cards } = launched;
-        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
+        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs, played })
     }
 }
 
@@ -308,6 +310,8 @@ pub struct Loaded {
     pub load_time: Duration,
     /// GB/s (10^9) of the memory that a token's bytes are read from, where it could be measured.
     pub memory_gbs: Option<f64>,
+    /// The processor plays the cards, or is the device.
+    pub played: bool,
 }
 
 impl Loaded {

@@ -93,6 +93,9 @@ pub struct TierReport {
     pub disk_bytes_per_token: u64,
     pub swaps: u64,
     pub swap_bytes: u64,
+    /// Experts whose slots prompts needed, and slots that were filled again.
+    pub lent: u64,
+    pub refills: u64,
     pub card_seconds: f64,
     pub processor_seconds: f64,
     pub bus_seconds: f64,
@@ -121,6 +124,8 @@ impl TierReport {
             disk_bytes_per_token: per_token(stats.disk_bytes),
             swaps: stats.swaps,
             swap_bytes: stats.swap_bytes,
+            lent: stats.lent,
+            refills: stats.refills,
             card_seconds: stats.card_time.as_secs_f64(),
             processor_seconds: seconds,
             bus_seconds: stats.bus_time.as_secs_f64(),
@@ -163,6 +168,9 @@ impl TierReport {
             line += &format!(" ({} a token, waited {:.2} s)", bytes(self.disk_bytes_per_token), self.disk_seconds);
         }
         line += &format!(" | {} exchanged ({}, {:.2} s)", self.swaps, bytes(self.swap_bytes), self.swap_seconds);
+        if self.lent > 0 {
+            line += &format!(" | {} slots lent to prompts, {} filled again", self.lent, self.refills);
+        }
         if let Some(slowest) = self.slowest {
             line += &format!(" | most time: {slowest}");
         }
@@ -189,7 +197,7 @@ mod tests {
             disk_time: Duration::from_secs(2),
             ..TierStats::default()
         };
-        let rates = Rates { processor_bytes_s: 4e9, processor_row_s: 0.0, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps: false };
+        let rates = Rates { processor_bytes_s: 4e9, processor_row_s: 0.0, bus_bytes_s: 0.0, overlaps: false };
         let report = TierReport::new(&stats, &rates);
         assert_eq!((report.card_hit_rate, report.processor_percent_of_measured), (0.6, Some(50.0)));
         let line = report.line();

@@ -52,14 +52,8 @@ pub fn trace_file(files: &ModelFiles, path: &Path) -> Result<AtomicFile, CliErro
 /// # Errors
 /// A model without experts, or a file that cannot be written.
 pub fn keep_trace(loaded: &mut Loaded, stats: &GenerationStats, mut file: AtomicFile) -> Result<(), CliError> {
-    let steps = stats.decode_steps.max(1) as f64;
-    // The time of the prompt's experts is not told apart from that of the answer's: it is taken by tokens.
-    let tiers_s = stats.tiers.map_or(0.0, |t| {
-        let all = t.card_time + t.processor_time + t.bus_time + t.disk_time + t.swap_time;
-        all.as_secs_f64() * steps / t.tokens.max(1) as f64
-    });
-    let dense_s = (stats.decode_time.as_secs_f64() - tiers_s).max(0.0) / steps;
-    let kept = loaded.engine.pipeline_mut().experts.as_mut().and_then(|e| e.take_trace(dense_s));
+    let window_s = stats.decode_time.as_secs_f64() / stats.decode_steps.max(1) as f64;
+    let kept = loaded.engine.pipeline_mut().experts.as_mut().and_then(|e| e.take_trace(window_s));
     let Some(kept) = kept else {
         return Err(CliError::Usage("the model has no experts, so there is nothing to trace".into()));
     };
@@ -122,6 +116,7 @@ pub fn replay_trace(args: &ReplayArgs) -> Result<(), CliError> {
     let policy = Policy {
         margin: args.margin.unwrap_or(recorded.margin),
         swaps_per_token: args.swaps.unwrap_or(recorded.swaps_per_token),
+        ..recorded
     };
     let mut lines = vec![];
     for slots in wanted_slots(args, &trace) {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::EngineError;
-use crate::backend::Backend;
-use crate::experts::Experts;
+use crate::backend::{Backend, BackendError};
+use crate::experts::{ExpertError, Experts, SlotPiece};
 use crate::gguf::{GgufError, ModelFiles, TensorInfo};
 use crate::model::{ModelError, Tensors};
 use crate::program::{ArenaKind, Slice, Stage, WeightDecl};
@@ -52,9 +52,10 @@ impl Tiered {
     }
 }
 
-/// Bytes that [`load_ram`] reads.
-pub fn ram_bytes(experts: &Experts) -> u64 {
-    experts.ram_pieces().iter().map(|p| p.to.len_bytes).sum()
+/// Bytes that [`load_ram`] reads, and [`load_card`] for all of so many stages.
+pub fn experts_bytes(experts: &Experts, stages: usize) -> u64 {
+    let sum = |pieces: Vec<SlotPiece>| pieces.iter().map(|p| p.to.len_bytes).sum::<u64>();
+    sum(experts.ram_pieces()) + (0..stages).map(|i| sum(experts.card_pieces(i)) + experts.fill_bytes(i)).sum::<u64>()
 }
 
 /// Reads the experts that RAM holds at the start, straight to where they stay.
@@ -69,14 +70,46 @@ pub fn load_ram(
 ) -> Result<(), EngineError> {
     let tiered = Tiered::of(Some(experts));
     let stage = Arc::clone(experts.host_stage());
-    let mut pieces = vec![];
-    let wanted = experts.ram_pieces();
-    for piece in &wanted {
-        let tensor = files.require_tensor(&piece.tensor)?;
-        cut(tensor, piece.from_bytes, piece.to, &mut pieces);
-    }
+    let pieces = of_slots(files, experts.ram_pieces())?;
     load_stage(files, &stage, &tiered, experts.host_backend_mut(), cancel, &mut |_| ())?;
     read_pieces(files, &stage, pieces, experts.host_backend_mut(), cancel, progress)
+}
+
+/// Fills the slots of a stage's device: from RAM, and from the files what RAM does not hold.
+///
+/// # Errors
+/// As [`load_stage`].
+pub fn load_card(
+    files: &ModelFiles,
+    experts: &mut Experts,
+    (index, stage): (usize, &Stage),
+    backend: &mut dyn Backend,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<(), EngineError> {
+    let pieces = of_slots(files, experts.card_pieces(index))?;
+    let read_bytes: u64 = pieces.iter().map(|p| p.len_bytes).sum();
+    let total_bytes = read_bytes + experts.fill_bytes(index);
+    let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: p.done_bytes, total_bytes });
+    read_pieces(files, stage, pieces, backend, cancel, &mut advance)?;
+    let mut done_bytes = read_bytes;
+    let filled = experts.fill_card(index, backend, &mut |bytes| {
+        done_bytes += bytes;
+        progress(LoadProgress { done_bytes, total_bytes });
+        !cancel.load(Ordering::Relaxed)
+    });
+    match filled {
+        Err(ExpertError::Backend(BackendError::Interrupted { .. })) => Err(EngineError::Interrupted),
+        other => Ok(other?),
+    }
+}
+
+fn of_slots(files: &ModelFiles, wanted: Vec<SlotPiece>) -> Result<Vec<Piece<'_>>, EngineError> {
+    let mut pieces = vec![];
+    for piece in &wanted {
+        cut(files.require_tensor(&piece.tensor)?, piece.from_bytes, piece.to, &mut pieces);
+    }
+    Ok(pieces)
 }
 
 /// Reads all weights of a stage into its device, but for those of `tiered`.

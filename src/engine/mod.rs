@@ -18,9 +18,9 @@ use thiserror::Error;
 
 pub use embed::{Embedding, EmbeddingProgress};
 pub use generate::{Finish, GenerateError, GenerateOptions, Generation, GenerationStats, Progress};
-pub use load::{LoadProgress, Tiered, load_bytes, load_ram, load_stage, ram_bytes};
+pub use load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_ram, load_stage};
 pub use park::Parked;
-pub use process::{ProcessMemory, available_memory_bytes, physical_cores, process_memory};
+pub use process::{ProcessMemory, available_memory_bytes, process_memory};
 pub use tables::RowTable;
 
 use crate::backend::cpu::{CpuOptions, Mode};
@@ -98,6 +98,8 @@ pub struct OpenOptions {
     /// Slots for the experts of each layer of the model, found by a table. `None`, or a layer with `u32::MAX`: the device holds
     /// all of them.
     pub expert_slots: Option<Vec<u32>>,
+    /// Of these, how many of the last of each layer lie on bytes that buffers of prompts use as well; `None`: none.
+    pub lent_slots: Option<Vec<u32>>,
     pub experts: ExpertOptions,
     /// How the processor computes experts that no device holds.
     pub host: CpuOptions,
@@ -116,6 +118,7 @@ impl Default for OpenOptions {
             kv: KvFormat::F16,
             undo_tokens: 0,
             expert_slots: None,
+            lent_slots: None,
             experts: ExpertOptions::default(),
             host: CpuOptions::new(Mode::Fast),
             cancel: Arc::new(AtomicBool::new(false)),
@@ -133,8 +136,11 @@ impl OpenOptions {
         if self.prompt_rows > decode_rows {
             programs.push(("prompt".to_string(), shape(self.prompt_rows)));
         }
-        let of_layers = |slots: &Vec<u32>| layers.clone().map(|l| slots.get(l as usize).copied().unwrap_or(u32::MAX)).collect();
-        let expert_slots = self.expert_slots.as_ref().map(of_layers);
+        let of_layers = |list: &Option<Vec<u32>>, other: u32| {
+            let list = list.as_ref()?;
+            Some(layers.clone().map(|l| list.get(l as usize).copied().unwrap_or(other)).collect())
+        };
+        let (expert_slots, lent_slots) = (of_layers(&self.expert_slots, u32::MAX), of_layers(&self.lent_slots, 0));
         StageOptions {
             layers,
             slots: self.slots,
@@ -143,6 +149,7 @@ impl OpenOptions {
             versions: self.undo_tokens.saturating_add(1),
             programs,
             expert_slots,
+            lent_slots,
         }
     }
 }
@@ -368,7 +375,7 @@ impl Engine {
             let MemoryReport { scratch_bytes, .. } = s.backend.memory();
             sum.weights_bytes += s.stage.weights_bytes;
             sum.state_bytes += s.stage.state_bytes;
-            sum.work_bytes += s.stage.work_bytes;
+            sum.work_bytes += s.stage.work_bytes - s.stage.lent_bytes;
             sum.scratch_bytes += scratch_bytes;
         }
         sum

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::load::{LoadProgress, Tiered, load_bytes, load_ram, load_stage, ram_bytes};
+use super::load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_ram, load_stage};
 use super::{BuiltStage, EngineError, OpenOptions};
-use crate::backend::{ArenaSizes, Backend};
+use crate::backend::{ArenaSizes, Backend, BackendError};
 use crate::experts::{ExpertPlan, Experts};
 use crate::gguf::ModelFiles;
 use crate::program::Stage;
@@ -26,6 +26,10 @@ pub fn take_memory(
     let mut opened = Vec::with_capacity(built.len());
     for BuiltStage { stage, mut backend, .. } in built {
         let scratch_bytes = backend.scratch_bytes(&stage)?;
+        if stage.lent_bytes > 0 && !backend.lends_slots() {
+            let problem = "it cannot lay buffers of prompts on slots of experts".into();
+            return Err(BackendError::Rejected { device: backend.facts().id.clone(), problem }.into());
+        }
         backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(&stage) })?;
         opened.push((backend, stage));
     }
@@ -52,7 +56,7 @@ pub fn load(
 ) -> Result<(), EngineError> {
     let tiered = Tiered::of(experts.as_deref());
     let of_stages: u64 = runners.iter().map(|runner| load_bytes(&runner.stage, &tiered)).sum();
-    let total_bytes = of_stages + experts.as_deref().map_or(0, ram_bytes);
+    let total_bytes = of_stages + experts.as_deref().map_or(0, |experts| experts_bytes(experts, runners.len()));
     let mut before_bytes = 0;
     for StageRunner { backend, stage, .. } in runners.iter_mut() {
         let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
@@ -62,8 +66,15 @@ pub fn load(
     if let Some(experts) = experts {
         let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
         load_ram(files, experts, &options.cancel, &mut advance)?;
-        for (i, runner) in runners.iter_mut().enumerate() {
-            experts.fill_card(i, runner.backend.as_mut())?;
+        before_bytes += experts_bytes(experts, 0);
+        for (i, StageRunner { backend, stage, .. }) in runners.iter_mut().enumerate() {
+            let mut last_bytes = 0;
+            let mut advance = |p: LoadProgress| {
+                last_bytes = p.done_bytes;
+                progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+            };
+            load_card(files, experts, (i, stage), backend.as_mut(), &options.cancel, &mut advance)?;
+            before_bytes += last_bytes;
         }
     }
     Ok(())

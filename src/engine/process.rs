@@ -1,6 +1,4 @@
-//! What the system says of this process and this machine: memory and processors.
-
-use std::num::NonZeroUsize;
+//! What the system says of this process and this machine: memory.
 
 /// Memory of this process as the system counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,28 +41,6 @@ fn kib_line(text: &str, key: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Processors that this process may use, without the second thread of a core: what computing gains from.
-pub fn physical_cores() -> NonZeroUsize {
-    let processors = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    NonZeroUsize::new(processors.get() / threads_per_core()).unwrap_or(NonZeroUsize::MIN)
-}
-
-#[cfg(target_os = "linux")]
-fn threads_per_core() -> usize {
-    let siblings = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list").unwrap_or_default();
-    let count = |part: &str| match part.trim().split_once('-') {
-        Some((first, last)) => last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?).map(|n| n + 1),
-        None => part.trim().parse::<usize>().ok().map(|_| 1),
-    };
-    siblings.split(',').filter_map(count).sum::<usize>().max(1)
-}
-
-/// Where the system is not asked, a core is taken to have one thread.
-#[cfg(not(target_os = "linux"))]
-fn threads_per_core() -> usize {
-    1
-}
-
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
@@ -76,6 +52,5 @@ mod tests {
         assert_eq!(kib_line(text, "VmRSS:"), Some(1 << 20));
         assert_eq!(kib_line(text, "VmSwap:"), None);
         assert!(process_memory().is_some_and(|m| m.peak_bytes >= m.resident_bytes && m.resident_bytes > 0));
-        assert!(physical_cores().get() >= 1);
     }
 }

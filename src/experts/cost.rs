@@ -8,9 +8,6 @@ pub struct Rates {
     pub processor_bytes_s: f64,
     /// Seconds of the processor for one more row of an expert, where arithmetic is what takes time.
     pub processor_row_s: f64,
-    /// Bytes of held experts that the card works through in a second, as far as the host has to stand still for it; 0 where that
-    /// is not known.
-    pub card_bytes_s: f64,
     /// Bytes a second from RAM to the card; 0 where no expert can be copied.
     pub bus_bytes_s: f64,
     /// Whether the card works while the processor does. A card that the processor plays does not.
@@ -21,11 +18,6 @@ impl Rates {
     /// Seconds for the processor to compute `rows` rows of an expert.
     pub fn processor_s(&self, slab_bytes: u64, rows: u32) -> f64 {
         (slab_bytes as f64 / self.processor_bytes_s.max(1.0)).max(f64::from(rows) * self.processor_row_s)
-    }
-
-    /// Seconds for the card to compute held experts.
-    pub fn card_s(&self, bytes: u64) -> f64 {
-        if self.card_bytes_s > 0.0 { bytes as f64 / self.card_bytes_s } else { 0.0 }
     }
 
     /// Seconds of both, one beside the other or one after the other.
@@ -68,7 +60,7 @@ mod tests {
     const SLAB: u64 = 2_000_000;
 
     fn rates(bus: f64, processor: f64) -> Rates {
-        Rates { processor_bytes_s: processor, processor_row_s: 1e-6, card_bytes_s: 0.0, bus_bytes_s: bus, overlaps: true }
+        Rates { processor_bytes_s: processor, processor_row_s: 1e-6, bus_bytes_s: bus, overlaps: true }
     }
 
     fn bus_share(rows: u32, count: u32, rates: &Rates) -> f64 {
@@ -93,6 +85,48 @@ mod tests {
         let fine: Vec<f64> = (30..400).map(|rows| bus_share(rows, 400, &rates)).collect();
         assert!(fine.windows(2).all(|w| w[1] - w[0] < 0.02), "{fine:?}");
         assert!(shares[11] > 0.9);
+    }
+
+    /// Seconds until all of `missed` (expert, rows) are computed if the first `to_card` go over the bus and the processor takes the others.
+    fn missed_s(missed: &[(u32, u32)], to_card: usize, slab_bytes: u64, rates: &Rates) -> f64 {
+        let bus_s = if to_card == 0 { 0.0 } else { to_card as f64 * rates.bus_s(slab_bytes) };
+        let processor_s: f64 = missed[to_card..].iter().map(|(_, rows)| rates.processor_s(slab_bytes, *rows)).sum();
+        rates.together_s(bus_s, processor_s)
+    }
+
+    /// What a chunk of so many tokens misses: each chooses `used` of 512 experts, of which the card holds the first 200. Popularity
+    /// falls with the number, as it does in models.
+    fn chunk(tokens: u32, used: u32) -> Vec<(u32, u32)> {
+        let share = |e: u32| f64::from(e + 20).powf(-1.2);
+        let sum: f64 = (0..512).map(share).sum();
+        let rows = |e: u32| (f64::from(tokens * used) * share(e) / sum).round() as u32;
+        (200..512).map(|e| (e, rows(e))).filter(|(_, rows)| *rows > 0).collect()
+    }
+
+    /// From one token to the largest chunk the predicted time grows by no more than a token's own, and never falls. Streaming
+    /// everything overtakes computing everything once, and the best split is never slower than either.
+    #[test]
+    fn there_is_no_cliff_at_any_chunk_size() {
+        for (bus, processor, row_s) in [(25e9, 50e9, 1e-5), (6.5e9, 40e9, 4e-5), (50e9, 10e9, 1e-6), (12e9, 60e9, 2e-4)] {
+            let rates = Rates { processor_row_s: row_s, ..rates(bus, processor) };
+            let mut before = 0.0;
+            let (mut flips, mut streaming_wins) = (0, false);
+            for tokens in 1..=2048 {
+                let mut missed = chunk(tokens, 10);
+                let to_card = split(&mut missed, SLAB, &rates);
+                let seconds = missed_s(&missed, to_card, SLAB, &rates);
+                let (computed, streamed) = (missed_s(&missed, 0, SLAB, &rates), missed_s(&missed, missed.len(), SLAB, &rates));
+                assert!(seconds <= computed.min(streamed) + 1e-12, "{tokens} tokens: {seconds} of {computed} and {streamed}");
+                // A token adds at most the rows and the slabs of its experts, each on the slower way.
+                let one_more = 10.0 * rates.bus_s(SLAB).max(rates.processor_s(SLAB, 1)).max(row_s);
+                assert!((before - 1e-12..=before + 2.0 * one_more).contains(&seconds), "{tokens} tokens: {before} to {seconds}");
+                before = seconds;
+                if (streamed < computed) != streaming_wins && !missed.is_empty() {
+                    (flips, streaming_wins) = (flips + 1, !streaming_wins);
+                }
+            }
+            assert!(flips <= 1, "{flips} changes of who is faster alone");
+        }
     }
 
     #[test]

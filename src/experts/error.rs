@@ -36,6 +36,11 @@ pub enum ExpertError {
     )]
     NoRamForRing { layer: u32 },
     #[error(
+        "layer {layer}: buffers of prompts lie on {lent} of its slots, and RAM has no room for a copy of the experts there; a larger \
+         --ram-budget helps"
+    )]
+    NoRamForLoan { layer: u32, lent: u32 },
+    #[error(
         "slot {slot} of layer {layer} does not hold what was copied to it: expert {expert} has checksum {expected:016x}, the \
              slot {found:016x}"
     )]

@@ -9,8 +9,8 @@ use super::layer::{Geometry, Window};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::{ArenaSizes, Backend, BackendError, Pinner, PreparedId};
 use crate::program::{
-    ArenaKind, BufferId, ExpertMatrix, MatrixSpec, NO_SLOT, Op, OutputKind, ProgramBuilder, RunParams, ShapeClass, Slice, Stage,
-    StageBuilder, StateId, StateKind, WeightDecl, WeightId, check_stage,
+    ArenaKind, BufferId, ExpertMatrix, MatrixSpec, NO_SLOT, Op, OutputKind, ProgramBuilder, RunParams, ShapeClass, Slice,
+    SlotRoom, Stage, StageBuilder, StateId, StateKind, WeightDecl, WeightId, check_stage,
 };
 
 /// Rows that the processor takes at once. Larger windows go through it in pieces, each of which reads the weights anew; at so
@@ -61,7 +61,8 @@ fn build(layers: &[Geometry], ram_slots: &[u32], shapes: &[u32]) -> Result<Built
     let mut programs = 0;
     for (layer, slots) in layers.iter().zip(ram_slots) {
         let spec = |w: &WeightDecl| MatrixSpec { tensor: w.tensor.clone(), format: w.format, cols: w.cols, rows: w.rows };
-        let ids = stage.expert_slots(layer.parts.iter().map(spec).collect(), layer.experts, *slots);
+        let ids =
+            stage.expert_slots(layer.parts.iter().map(spec).collect(), layer.experts, SlotRoom { slots: *slots, lent: None });
         let mut matrix = |m: &super::layer::Matrix| {
             let scale = m.scale.as_ref().map(|w| stage.weight(spec(w)));
             ExpertMatrix { weight: ids[m.part], row_offset: m.row_offset, rows: m.rows, scale }

@@ -1,6 +1,7 @@
 //! The shape of a layer whose experts are partly held, read off the stage that runs it.
 
-use super::ExpertError;
+use super::loan::LentSlots;
+use super::{ExpertError, SlotPiece};
 use crate::program::{
     ArenaKind, ExpertMatrix, GateActivation, Op, Program, Row, Slice, Stage, StateId, StateKind, View, WeightDecl, WeightId,
 };
@@ -35,8 +36,9 @@ pub struct Geometry {
     pub gate: Matrix,
     pub up: Matrix,
     pub down: Matrix,
-    /// Slots on the device.
+    /// Slots on the device, and those of them that prompts borrow.
     pub card_slots: u32,
+    pub lent: LentSlots,
     pub slab_bytes: u64,
     /// The device's table.
     pub table: Slice,
@@ -150,7 +152,8 @@ impl Geometry {
             // The scale of the last product is applied where the results are added.
             down: matrix(down, None),
             card_slots: parts[0].slots,
-            slab_bytes: parts[0].expert_stride_bytes,
+            lent: lent_slots(stage, &parts[0]),
+            slab_bytes: parts[0].slab_bytes,
             parts,
             table: table_slice(stage, *slots),
             ports: vec![Ports {
@@ -164,13 +167,41 @@ impl Geometry {
 
     /// All parts of the expert in a slot of the device.
     pub fn slab(&self, slot: u32) -> Slice {
-        let offset_bytes = self.parts[0].offset_bytes + u64::from(slot) * self.slab_bytes;
+        let offset_bytes = self.parts[0].slice(slot).offset_bytes;
         Slice { arena: ArenaKind::Weights, offset_bytes, len_bytes: self.slab_bytes }
+    }
+
+    /// Slots whose experts stay whatever a prompt needs.
+    pub fn kept_slots(&self) -> u32 {
+        self.card_slots - self.lent.count
+    }
+
+    /// The stretches of the files that make up an expert in a slot.
+    pub fn pieces(&self, expert: u32, slot: Slice, pieces: &mut Vec<SlotPiece>) {
+        for (p, part) in self.parts.iter().enumerate() {
+            let len_bytes = part.matrix_bytes();
+            let to = Slice { offset_bytes: slot.offset_bytes + self.part_offset(p), len_bytes, ..slot };
+            pieces.push(SlotPiece { tensor: part.tensor.clone(), from_bytes: u64::from(expert) * len_bytes, to });
+        }
     }
 
     /// Where a part lies in the slab.
     pub fn part_offset(&self, part: usize) -> u64 {
         self.parts[part].offset_bytes - self.parts[0].offset_bytes
+    }
+}
+
+/// Where the lent slots of a slab with this first part lie on the work arena.
+fn lent_slots(stage: &Stage, first: &WeightDecl) -> LentSlots {
+    if first.lent == 0 {
+        return LentSlots::default();
+    }
+    let work_from = stage.weights_bytes - stage.lent_bytes;
+    LentSlots {
+        count: first.lent,
+        first_bytes: first.slice(first.kept()).offset_bytes - work_from,
+        stride_bytes: first.expert_stride_bytes,
+        slab_bytes: first.slab_bytes,
     }
 }
 

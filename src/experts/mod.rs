@@ -5,7 +5,8 @@
 //! from RAM, after missing ones were read from disk; or some go over the bus into the card's ring of slots, where that is
 //! faster. Every choice's result has columns of its own, so it does not matter who writes which, and when.
 //!
-//! Between windows experts that are used more than those on the card change places with them ([`residency`]). How the rooms
+//! Between windows experts that are used more than those on the card change places with them ([`residency`]); before a prompt the
+//! last slots are lent to its buffers ([`loan`]), and are filled again afterwards. How the rooms
 //! fit together: `slots` and `popularity` are the data, `residency` decides, `serve` and `moves` act, `host` computes and holds
 //! RAM, `disk` reads, `cost` chooses between processor and bus, `trace` and `replay` predict.
 
@@ -14,6 +15,7 @@ mod disk;
 mod error;
 mod host;
 mod layer;
+mod loan;
 mod moves;
 mod pins;
 mod popularity;
@@ -23,6 +25,7 @@ mod residency;
 mod serve;
 mod slots;
 mod stats;
+mod times;
 mod trace;
 
 use std::ops::Range;
@@ -35,21 +38,23 @@ pub use disk::DiskOptions;
 pub use error::ExpertError;
 pub use host::MOST_ROWS;
 pub use layer::Geometry;
+pub use loan::{LentSlots, Loan};
 pub use pins::{PIN_SLICE_BYTES, PinOptions};
 pub use popularity::Popularity;
 pub use profile::Profile;
 pub use replay::{Prediction, Replay, replay};
-pub use residency::{Admission, Home, LayerResidency, Policy, Swap, exchange};
+pub use residency::{Admission, CardSlots, Home, LayerResidency, Policy, Swap, exchange, refill};
 pub use slots::{Filling, Slots};
 pub use stats::TierStats;
+pub use times::{DecodeTimes, Line};
 pub use trace::{Trace, TraceHeader, TraceLayer, TraceRecord, TraceWriter};
 
 use self::disk::{DiskReader, Stretch};
 use self::host::Host;
-use crate::backend::Backend;
 use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::backend::{Backend, BackendError};
 use crate::gguf::ModelFiles;
-use crate::program::{ArenaKind, Slice, Stage};
+use crate::program::{Slice, Stage};
 
 /// Who computes experts that the card does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -114,14 +119,15 @@ pub struct Experts {
     residency: Vec<LayerResidency>,
     /// The layers of each stage.
     of_stage: Vec<Range<usize>>,
-    /// Slots at the end of each layer's that are a ring instead of holding anybody.
-    ring: Vec<u32>,
+    /// What each stage's programs borrow.
+    loans: Vec<Loan>,
     /// Layers whose table on the device is not that of `residency`.
     stale: Vec<bool>,
     host: Host,
     disk: Option<DiskReader>,
     rates: Rates,
     stats: TierStats,
+    fits: times::DecodeFits,
     work: serve::Work,
     /// Checksums of all experts by layer, when they are verified.
     sums: Vec<Vec<Option<u64>>>,
@@ -140,7 +146,7 @@ pub struct ExpertPlan {
     layers: Vec<Geometry>,
     ram_slots: Vec<u32>,
     shapes: Vec<u32>,
-    stages: usize,
+    loans: Vec<Loan>,
 }
 
 impl ExpertPlan {
@@ -164,13 +170,18 @@ impl ExpertPlan {
         for g in &layers {
             let slots = wished(g).min(g.experts);
             // Where the card has them all, RAM may have none.
-            if slots == 0 && g.card_slots < g.experts {
+            if slots == 0 && g.kept_slots() < g.experts {
                 return Err(ExpertError::NoRam { layer: g.layer });
+            }
+            // Experts whose slots are lent come back from RAM.
+            if g.lent.count > 0 && slots < g.experts - g.kept_slots() {
+                return Err(ExpertError::NoRamForLoan { layer: g.layer, lent: g.lent.count });
             }
             ram_slots.push(slots);
         }
         let shapes = host::shapes(stages);
-        Ok(Some(ExpertPlan { layers, ram_slots, shapes, stages: stages.len() }))
+        let loans = stages.iter().map(|stage| Loan::of(stage)).collect();
+        Ok(Some(ExpertPlan { layers, ram_slots, shapes, loans }))
     }
 
     /// Takes RAM and starts the readers. Nothing is loaded yet.
@@ -184,24 +195,25 @@ impl ExpertPlan {
         cpu: &CpuOptions,
         options: ExpertOptions,
     ) -> Result<Experts, ExpertError> {
-        let ExpertPlan { layers, ram_slots, shapes, stages } = self;
+        let ExpertPlan { layers, ram_slots, shapes, loans } = self;
         let backend = CpuBackend::new(cpu.clone())?;
         // Where card and processor compute alike, nobody needs to move for the same bits.
         let alike = |g: &Geometry| devices.get(g.stage).is_some_and(|d| d.arithmetic() == backend.arithmetic());
         let overlaps = devices.iter().all(|d| d.overlaps_host());
-        let mut ring = vec![];
+        let mut card = vec![];
         for (g, ram) in layers.iter().zip(&ram_slots) {
             let must = options.reproducible && !alike(g);
-            if must && g.card_slots == 0 {
+            if must && g.kept_slots() == 0 {
                 return Err(ExpertError::NoSlotForReproducible { layer: g.layer });
             }
             let want = Want { forced: must || options.misses == Misses::Card, auto: options.misses == Misses::Auto && overlaps };
-            let slots = ring_slots((g.experts, g.card_slots, *ram), want, options.may_stay_on_disk);
-            ring.push(slots.ok_or(ExpertError::NoRamForRing { layer: g.layer })?);
+            let ring = ring_slots((g.experts, g.kept_slots(), *ram), want, options.may_stay_on_disk);
+            let ring = ring.ok_or(ExpertError::NoRamForRing { layer: g.layer })?;
+            card.push(CardSlots { total: g.card_slots, ring, lent: g.lent.count });
         }
         let misses = if options.reproducible && !layers.iter().all(alike) { Misses::Card } else { options.misses };
         let options = ExpertOptions { misses, ..options };
-        let residency = residency_of(&layers, &ram_slots, &ring, options.profile.as_deref())?;
+        let residency = residency_of(&layers, &ram_slots, &card, options.profile.as_deref())?;
         let host = Host::open(backend, &layers, &ram_slots, shapes)?;
         let largest = layers.iter().flat_map(|g| &g.parts).map(|w| w.matrix_bytes()).max().unwrap_or(0);
         let on_disk = residency.iter().any(|r| (0..r.popularity.experts()).any(|e| r.home(e) == Home::Disk));
@@ -211,7 +223,7 @@ impl ExpertPlan {
         } else {
             (None, vec![])
         };
-        let of_stage = (0..stages).map(|s| {
+        let of_stage = (0..loans.len()).map(|s| {
             let start = layers.partition_point(|g| g.stage < s);
             start..layers.partition_point(|g| g.stage <= s)
         });
@@ -221,12 +233,13 @@ impl ExpertPlan {
         Ok(Experts {
             files: Arc::clone(files),
             of_stage: of_stage.collect(),
-            ring,
+            loans,
             stale: vec![true; layers.len()],
             host,
             disk,
-            rates: Rates { processor_bytes_s: 1e9, processor_row_s: 0.0, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps },
+            rates: Rates { processor_bytes_s: 1e9, processor_row_s: 0.0, bus_bytes_s: 0.0, overlaps },
             stats: TierStats::default(),
+            fits: times::DecodeFits::default(),
             work,
             sums: layers.iter().map(|g| vec![None; g.experts as usize]).collect(),
             counts: layers.iter().map(|g| vec![0; g.experts as usize]).collect(),
@@ -265,7 +278,7 @@ fn ring_slots((experts, card, ram): (u32, u32, u32), want: Want, may_stay_on_dis
 fn residency_of(
     layers: &[Geometry],
     ram_slots: &[u32],
-    ring: &[u32],
+    card: &[CardSlots],
     profile: Option<&Profile>,
 ) -> Result<Vec<LayerResidency>, ExpertError> {
     let mut all = vec![];
@@ -274,14 +287,14 @@ fn residency_of(
             Some(profile) => profile.popularity(g.layer, g.experts)?,
             None => Popularity::new(g.experts),
         };
-        all.push(LayerResidency::new(popularity, g.card_slots - ring[i], ram_slots[i]));
+        all.push(LayerResidency::new(popularity, card[i], ram_slots[i]));
     }
     Ok(all)
 }
 
-/// A stretch of a tensor that is to be loaded into the arena of the host.
+/// A stretch of a tensor that is to be read into a slot of the host or of a card.
 #[derive(Debug, Clone)]
-pub struct RamPiece {
+pub struct SlotPiece {
     pub tensor: String,
     pub from_bytes: u64,
     pub to: Slice,
@@ -289,16 +302,23 @@ pub struct RamPiece {
 
 impl Experts {
     /// What RAM holds at the start, to be read from the files.
-    pub fn ram_pieces(&self) -> Vec<RamPiece> {
+    pub fn ram_pieces(&self) -> Vec<SlotPiece> {
         let mut pieces = vec![];
         for (i, g) in self.layers.iter().enumerate() {
             for (slot, expert) in self.residency[i].ram.held() {
-                let slab = self.host.slab_slice(i, slot);
-                for (p, part) in g.parts.iter().enumerate() {
-                    let len_bytes = part.matrix_bytes();
-                    let to = Slice { offset_bytes: slab.offset_bytes + g.part_offset(p), len_bytes, arena: ArenaKind::Weights };
-                    pieces.push(RamPiece { tensor: part.tensor.clone(), from_bytes: u64::from(expert) * len_bytes, to });
-                }
+                g.pieces(expert, self.host.slab_slice(i, slot), &mut pieces);
+            }
+        }
+        pieces
+    }
+
+    /// What the card of a stage holds at the start and RAM does not, to be read from the files.
+    pub fn card_pieces(&self, stage: usize) -> Vec<SlotPiece> {
+        let mut pieces = vec![];
+        for i in self.of_stage[stage].clone() {
+            let residency = &self.residency[i];
+            for (slot, expert) in residency.card.held().filter(|(_, expert)| !residency.ram.holds(*expert)) {
+                self.layers[i].pieces(expert, self.layers[i].slab(slot), &mut pieces);
             }
         }
         pieces
@@ -313,20 +333,35 @@ impl Experts {
         self.host.backend_mut()
     }
 
-    /// Copies the experts that are on the card at the start, from RAM or from the files, and writes the tables.
+    /// Bytes that [`Experts::fill_card`] copies.
+    pub fn fill_bytes(&self, stage: usize) -> u64 {
+        let of_layer = |i: usize| {
+            let residency = &self.residency[i];
+            residency.card.held().filter(|(_, expert)| residency.ram.holds(*expert)).count() as u64 * self.layers[i].slab_bytes
+        };
+        self.of_stage[stage].clone().map(of_layer).sum()
+    }
+
+    /// Copies the experts that are on the card at the start from RAM, after those that RAM lacks were read into it, and writes the
+    /// tables. `go_on` hears the bytes of each expert, and says whether to go on.
     ///
     /// # Errors
-    /// A device error or a read error.
-    pub fn fill_card(&mut self, stage: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
+    /// A device error, or an interruption.
+    pub fn fill_card(
+        &mut self,
+        stage: usize,
+        device: &mut dyn Backend,
+        go_on: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<(), ExpertError> {
         for i in self.of_stage[stage].clone() {
             let held: Vec<(u32, u32)> = self.residency[i].card.held().collect();
             for (slot, expert) in held {
-                let to = self.layers[i].slab(slot);
                 if let Some(from) = self.residency[i].ram.slot_of(expert) {
+                    let to = self.layers[i].slab(slot);
                     device.upload(to, self.host.slab(i, from)?)?;
-                } else {
-                    self.read_slab(i, expert)?;
-                    device.upload(to, &self.spare[..to.len_bytes as usize])?;
+                    if !go_on(to.len_bytes) {
+                        return Err(BackendError::Interrupted { device: device.facts().id.clone() }.into());
+                    }
                 }
                 if self.options.verify {
                     self.remember_sum(i, slot, expert, device)?;
@@ -356,10 +391,9 @@ impl Experts {
     pub fn measure(&mut self, devices: &mut [&mut dyn Backend]) -> Result<(), ExpertError> {
         self.rates = serve::measure_processor(self)?;
         self.rates.overlaps = devices.iter().all(|d| d.overlaps_host());
-        let Some(i) = (0..self.layers.len()).find(|i| self.ring[*i] > 0 && !self.residency[*i].ram.is_empty()) else {
-            return Ok(());
-        };
-        let to = self.layers[i].slab(self.layers[i].card_slots - 1);
+        let with_ring = |i: &usize| self.residency[*i].slots.ring > 0 && !self.residency[*i].ram.is_empty();
+        let Some(i) = (0..self.layers.len()).find(with_ring) else { return Ok(()) };
+        let to = self.layers[i].slab(self.residency[i].slots.residents());
         let device = &mut devices[self.layers[i].stage];
         let mut times = [0.0; 5];
         for time in &mut times {
@@ -414,16 +448,16 @@ impl Experts {
         profile
     }
 
-    /// What the router chose since the last call, with what a replay needs to know. `dense_s` are the seconds of a decode window
-    /// without its experts.
-    pub fn take_trace(&mut self, dense_s: f64) -> Option<Trace> {
-        let seconds = self.stats.card_time.as_secs_f64();
-        let card_bytes_s = if seconds > 0.0 { self.stats.card_bytes as f64 / seconds } else { 0.0 };
+    /// What the router chose since the last call, with what a replay needs to know. `window_s` are the seconds that a decode window
+    /// took.
+    pub fn take_trace(&mut self, window_s: f64) -> Option<Trace> {
         let header = TraceHeader {
             policy: self.options.policy,
-            rates: Rates { card_bytes_s, ..self.rates },
+            rates: self.rates,
+            decode: self.fits.times(),
             layers: (0..self.layers.len()).map(|i| self.trace_layer(i)).collect(),
-            dense_s,
+            loans: self.loans.clone(),
+            dense_s: self.fits.rest_s(window_s),
         };
         let recorder = self.recorder.as_mut()?;
         Some(recorder.take(header))
@@ -437,7 +471,8 @@ impl Experts {
             experts: g.experts,
             used: g.used,
             slab_bytes: g.slab_bytes,
-            card_slots: g.card_slots - self.ring[i],
+            card_slots: g.card_slots - self.residency[i].slots.ring,
+            lent: g.lent,
             ram_slots: self.residency[i].ram.len() as u32,
         }
     }
@@ -487,7 +522,7 @@ mod tests {
             assert_eq!(ring_slots((64, 32, ram), auto, may), Some(of_auto), "{ram} in RAM");
             assert_eq!(ring_slots((64, 32, ram), forced, may), of_forced, "{ram} in RAM");
         }
-        // Layers that the card holds whole or not at all have none.
+        // Layers that the card holds whole or not at all have none. Slots that are lent are no part of the card's here.
         assert_eq!(ring_slots((64, u32::MAX, 0), forced, false), Some(0));
         assert_eq!(ring_slots((64, 0, 64), forced, false), Some(0));
         assert_eq!(ring_slots((64, 3, 64), auto, false), Some(3));

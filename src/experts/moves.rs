@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::disk::Arrived;
 use super::residency::{LayerResidency, Swap};
-use super::{ExpertError, Experts, Filling, exchange};
+use super::{ExpertError, Experts, Filling, exchange, refill};
 use crate::backend::Backend;
 
 /// An expert on its way from disk.
@@ -118,7 +118,7 @@ impl Experts {
         let gone = || ExpertError::Defect { problem: format!("expert {expert} is not in RAM") };
         let from = self.residency[i].ram.slot_of(expert).ok_or_else(gone)?;
         let to = self.layers[i].slab(slot);
-        device.upload(to, self.host.slab(i, from)?)?;
+        device.upload_beside(to, self.host.slab(i, from)?)?;
         self.stats.bus_bytes += to.len_bytes;
         Ok(())
     }
@@ -130,11 +130,34 @@ impl Experts {
         Ok(())
     }
 
-    /// After a window of `rows` tokens on a stage: lets experts change places. Nothing runs on the device.
+    /// Before the inputs of a window are written: gives up the slots that buffers of its program lie on. Nothing runs on the
+    /// device. The tables are written before their next use.
     ///
     /// # Errors
     /// A device error.
-    pub fn settle(&mut self, stage: usize, rows: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
+    pub fn lend(&mut self, stage: usize, program: usize, rows: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
+        if !self.loans[stage].borrows(program) {
+            return Ok(());
+        }
+        for i in self.of_stage[stage].clone() {
+            let left = self.residency[i].lend(&self.loans[stage], program, rows as u32, &self.layers[i].lent);
+            self.stats.lent += u64::from(left);
+            self.stale[i] |= left > 0;
+            if self.options.verify {
+                let away: Vec<u32> = self.residency[i].slots.lent_slots().collect();
+                let empty = away.into_iter().filter(|slot| self.residency[i].card.expert_in(*slot).is_none());
+                empty.collect::<Vec<u32>>().into_iter().try_for_each(|slot| self.poison(i, slot, device))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// After a window of `rows` tokens on a stage: fills slots that prompts had borrowed, if this window borrowed none, and lets
+    /// experts change places. Nothing runs on the device.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn settle(&mut self, stage: usize, program: usize, rows: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
         if let Some(recorder) = &mut self.recorder {
             recorder.window(stage as u32, rows as u32);
         }
@@ -144,11 +167,17 @@ impl Experts {
         }
         let start = Instant::now();
         let range = self.of_stage[stage].clone();
-        let (policy, first) = (self.options.policy, range.start);
+        let (policy, first, keeps_loan) = (self.options.policy, range.start, self.loans[stage].borrows(program));
         let mut residency = std::mem::take(&mut self.residency);
         let mut found = std::mem::take(&mut self.found);
         let mut perform = |n: usize, layer: &mut LayerResidency, swap: &Swap| self.perform(first + n, layer, swap, device);
-        let made = exchange(&mut residency[range], &policy, rows, &mut found, &mut perform);
+        let mut filled = Ok(0);
+        if !keeps_loan {
+            residency[range.clone()].iter_mut().for_each(LayerResidency::end_loan);
+            filled = refill(&mut residency[range.clone()], &policy, &mut found, &mut perform);
+        }
+        let made =
+            filled.and_then(|filled| Ok((filled, exchange(&mut residency[range], &policy, rows, &mut found, &mut perform)?)));
         (self.residency, self.found) = (residency, found);
         if made.is_err() {
             for i in self.of_stage[stage].clone() {
@@ -156,13 +185,19 @@ impl Experts {
                 self.residency[i].ram.abandon();
             }
         }
-        self.stats.swaps += made? as u64;
+        let (filled, swapped) = made?;
+        self.stats.refills += filled as u64;
+        self.stats.swaps += swapped as u64;
         for i in self.of_stage[stage].clone() {
             if self.stale[i] {
                 self.write_table(i, device)?;
             }
         }
         self.stats.swap_time += start.elapsed();
+        if rows == 1 {
+            self.fits.moves.add((filled + swapped) as f64, start.elapsed());
+            self.fits.windows += u64::from(stage == 0);
+        }
         Ok(())
     }
 

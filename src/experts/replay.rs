@@ -1,9 +1,9 @@
 //! Predicts hit rates and speed from a trace, for any number of slots and any policy. It decides with the code that the engine
 //! decides with, so that hit rates are exact.
 
-use super::residency::{LayerResidency, exchange};
+use super::residency::{CardSlots, LayerResidency, exchange, refill};
+use super::{DecodeTimes, Home, Line, Loan, Policy, Popularity, Profile, Rates, Swap, Trace, TraceRecord, split};
 use super::{ExpertError, TraceLayer};
-use super::{Home, Policy, Popularity, Profile, Rates, Swap, Trace, TraceRecord, split};
 
 /// What to try.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,8 +13,9 @@ pub struct Replay {
     pub ram_slots: Option<u32>,
     pub policy: Policy,
     pub rates: Rates,
-    /// Seconds of a decode window without missed experts.
+    /// Seconds of a decode window beside its host steps, and those of its host steps.
     pub dense_s: f64,
+    pub decode: DecodeTimes,
     pub profile: Option<Profile>,
 }
 
@@ -28,6 +29,7 @@ impl Replay {
             policy: header.policy,
             rates: header.rates,
             dense_s: header.dense_s,
+            decode: header.decode,
             profile: None,
         }
     }
@@ -40,6 +42,8 @@ pub struct Prediction {
     pub ram_calls: u64,
     pub disk_calls: u64,
     pub swaps: u64,
+    /// Slots that were filled again after prompts had borrowed them.
+    pub refills: u64,
     /// One-token windows, and the seconds they are predicted to take. Reading from disk is not in it.
     pub decode_tokens: u64,
     pub decode_s: f64,
@@ -64,6 +68,8 @@ impl Prediction {
 pub fn replay(trace: &Trace, wishes: &Replay) -> Result<Prediction, ExpertError> {
     let layers = &trace.header.layers;
     let mut residency = layers.iter().map(|l| start(l, wishes)).collect::<Result<Vec<_>, _>>()?;
+    let no_loan = Loan::default();
+    let loan_of = |stage: u32| trace.header.loans.get(stage as usize).unwrap_or(&no_loan);
     let mut prediction = Prediction::default();
     let mut found = vec![];
     let mut window_s = 0.0;
@@ -71,6 +77,10 @@ pub fn replay(trace: &Trace, wishes: &Replay) -> Result<Prediction, ExpertError>
         match record {
             TraceRecord::Choices { layer, rows, ids } => {
                 let i = *layer as usize;
+                let loan = loan_of(layers[i].stage);
+                if let Some(program) = loan.program_for(*rows) {
+                    residency[i].lend(loan, program, *rows, &layers[i].lent);
+                }
                 let ids: Vec<u32> = ids.iter().map(|id| u32::from(*id)).collect();
                 window_s += choices(&layers[i], &mut residency[i], &ids, *rows as usize, wishes, &mut prediction);
             }
@@ -80,8 +90,16 @@ pub fn replay(trace: &Trace, wishes: &Replay) -> Result<Prediction, ExpertError>
                     layer.apply(swap);
                     Ok(())
                 };
+                let loan = loan_of(*stage);
+                let mut filled = 0;
+                if !loan.program_for(*rows).is_some_and(|program| loan.borrows(program)) {
+                    residency[range.clone()].iter_mut().for_each(LayerResidency::end_loan);
+                    filled = refill(&mut residency[range.clone()], &wishes.policy, &mut found, &mut apply)?;
+                }
                 let made = exchange(&mut residency[range], &wishes.policy, *rows as usize, &mut found, &mut apply)?;
                 prediction.swaps += made as u64;
+                prediction.refills += filled as u64;
+                window_s += wishes.decode.moves.seconds((made + filled) as f64);
                 let last = layers.last().map_or(0, |l| l.stage);
                 if *stage == 0 {
                     prediction.tokens += u64::from(*rows);
@@ -108,7 +126,8 @@ fn start(layer: &TraceLayer, wishes: &Replay) -> Result<LayerResidency, ExpertEr
     // A trace of a card that held everything needed no RAM; what another card misses is then taken to be there.
     let recorded = if layer.ram_slots == 0 { layer.experts } else { layer.ram_slots };
     let ram = wishes.ram_slots.unwrap_or(recorded).clamp(1, layer.experts);
-    Ok(LayerResidency::new(popularity, card, ram))
+    let lent = layer.lent.count.min(card);
+    Ok(LayerResidency::new(popularity, CardSlots { total: card, ring: 0, lent }, ram))
 }
 
 fn of_stage(layers: &[TraceLayer], stage: u32) -> std::ops::Range<usize> {
@@ -136,15 +155,24 @@ fn choices(
         } += 1;
     }
     let used = || (0..layer.experts).filter(|e| rows_of[*e as usize] > 0);
-    let held = used().filter(|e| residency.card.holds(*e)).count() as u64;
+    let held = used().filter(|e| residency.card.holds(*e)).count();
     let elsewhere = used().filter(|e| !residency.card.holds(*e));
     let mut missed: Vec<(u32, u32)> = elsewhere.map(|e| (e, rows_of[e as usize])).collect();
     let to_card = split(&mut missed, layer.slab_bytes, &wishes.rates);
     admit(residency, &missed);
-    let rates = &wishes.rates;
+    let (rates, times) = (&wishes.rates, &wishes.decode);
+    let bytes = |experts: usize| experts as f64 * layer.slab_bytes as f64;
     let bus_s = if to_card == 0 { 0.0 } else { to_card as f64 * rates.bus_s(layer.slab_bytes) };
-    let processor_s: f64 = missed[to_card..].iter().map(|(_, rows)| rates.processor_s(layer.slab_bytes, *rows)).sum();
-    rates.together_s(rates.card_s(held * layer.slab_bytes) + bus_s, processor_s)
+    let processor_s = match &missed[to_card..] {
+        [] => 0.0,
+        // A trace without measured steps.
+        of_processor if times.processor == Line::default() => {
+            of_processor.iter().map(|(_, rows)| rates.processor_s(layer.slab_bytes, *rows)).sum()
+        }
+        of_processor => times.processor.seconds(bytes(of_processor.len())),
+    };
+    let card_s = times.card.seconds(bytes(held));
+    rates.together_s(card_s + bus_s, processor_s)
 }
 
 /// The experts that come from disk take their slots of RAM, as many at a time as there are.

@@ -1,6 +1,7 @@
 //! Where the experts of a layer are, and which should change places. Pure: the engine performs the moves, a replay counts
 //! them, and both decide alike.
 
+use super::loan::{LentSlots, Loan};
 use super::popularity::Popularity;
 use super::slots::Slots;
 
@@ -20,12 +21,51 @@ pub struct Policy {
     pub margin: f32,
     /// Most exchanges between two windows, for each token of the window: a bound on the time they take.
     pub swaps_per_token: u32,
+    /// Most slots that are filled again after a window that lends none, where a prompt had borrowed them: a bound on the time that
+    /// copying takes between two tokens.
+    #[serde(default = "refills_per_window")]
+    pub refills_per_window: u32,
+}
+
+/// Some tens of megabytes: a few milliseconds on a bus.
+fn refills_per_window() -> u32 {
+    16
 }
 
 impl Default for Policy {
     /// A margin of one use in 128 tokens lets chance swap little; two exchanges a token are some percent of a token's bytes.
     fn default() -> Policy {
-        Policy { margin: 1.0 / 128.0, swaps_per_token: 2 }
+        Policy { margin: 1.0 / 128.0, swaps_per_token: 2, refills_per_window: refills_per_window() }
+    }
+}
+
+/// What the slots of a layer on its card serve: first experts that stay, then a ring for those that do not, then experts whose
+/// slots prompts borrow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CardSlots {
+    pub total: u32,
+    pub ring: u32,
+    pub lent: u32,
+}
+
+impl CardSlots {
+    /// Slots without a ring and without a loan.
+    pub fn all(total: u32) -> CardSlots {
+        CardSlots { total, ..CardSlots::default() }
+    }
+
+    /// The slots whose experts stay.
+    pub fn residents(&self) -> u32 {
+        self.total.saturating_sub(self.ring).saturating_sub(self.lent)
+    }
+
+    pub fn ring_slots(&self) -> std::ops::Range<u32> {
+        let first = self.residents();
+        first..first + self.ring
+    }
+
+    pub fn lent_slots(&self) -> std::ops::Range<u32> {
+        self.total - self.lent..self.total
     }
 }
 
@@ -51,17 +91,22 @@ pub struct LayerResidency {
     pub card: Slots,
     pub ram: Slots,
     pub popularity: Popularity,
+    pub slots: CardSlots,
 }
 
 impl LayerResidency {
     /// The most popular experts on the card, the next ones in RAM; of equals those with lower numbers. RAM that
-    /// has room for all has every expert in the slot of its number.
-    pub fn new(popularity: Popularity, card_slots: u32, ram_slots: u32) -> LayerResidency {
+    /// has room for all has every expert in the slot of its number. Slots that prompts borrow begin empty: the first one would
+    /// take them anyway.
+    pub fn new(popularity: Popularity, slots: CardSlots, ram_slots: u32) -> LayerResidency {
         let experts = popularity.experts();
         let mut order: Vec<u32> = (0..experts).collect();
         order.sort_by(|a, b| popularity.score(*b).total_cmp(&popularity.score(*a)).then(a.cmp(b)));
-        let (mut card, mut ram) = (Slots::new(experts, card_slots), Slots::new(experts, ram_slots));
-        let (hot, rest) = order.split_at(card_slots.min(experts) as usize);
+        let (mut card, mut ram) = (Slots::new(experts, slots.total), Slots::new(experts, ram_slots));
+        for slot in slots.ring_slots().chain(slots.lent_slots()) {
+            card.give_away(slot);
+        }
+        let (hot, rest) = order.split_at(slots.residents().min(experts) as usize);
         let put = |slots: &mut Slots, slot: u32, expert: u32| {
             let filling = slots.begin(slot, expert);
             slots.publish(filling);
@@ -78,7 +123,7 @@ impl LayerResidency {
                 put(&mut ram, slot as u32, *expert);
             }
         }
-        LayerResidency { card, ram, popularity }
+        LayerResidency { card, ram, popularity, slots }
     }
 
     pub fn home(&self, expert: u32) -> Home {
@@ -89,6 +134,17 @@ impl LayerResidency {
         } else {
             Home::Disk
         }
+    }
+
+    /// Before a window of `rows` rows: the slots on which its buffers lie hold nobody from here on. How many experts left.
+    pub fn lend(&mut self, loan: &Loan, program: usize, rows: u32, places: &LentSlots) -> u32 {
+        let needed = self.slots.lent_slots().zip(0..).filter(|(_, nth)| loan.needs(program, rows, &places.bytes(*nth)));
+        needed.map(|(slot, _)| u32::from(self.card.give_away(slot))).sum()
+    }
+
+    /// After a window that borrowed nothing: all slots may be filled.
+    pub fn end_loan(&mut self) {
+        self.slots.lent_slots().for_each(|slot| self.card.take_back(slot));
     }
 
     fn score(&self, expert: u32) -> f32 {
@@ -109,14 +165,22 @@ impl LayerResidency {
         victim.map(|(slot, expert)| Admission { slot, evicted: Some(expert) })
     }
 
+    /// The expert of RAM that the card lacks and that is used most.
+    fn hottest_elsewhere(&self) -> Option<(u32, f32)> {
+        let elsewhere = (0..self.popularity.experts()).filter(|e| self.ram.holds(*e) && !self.card.holds(*e));
+        elsewhere.fold(None, |best, e| better(best, (e, self.score(e)), 1.0))
+    }
+
+    /// Who takes a slot that came back from a loan.
+    fn refill(&self) -> Option<Swap> {
+        let slot = self.card.free()?;
+        let (incoming, gain) = self.hottest_elsewhere()?;
+        Some(Swap { incoming, outgoing: None, slot, gain })
+    }
+
     /// The exchange that moves most use to the card, if one is worth it.
     pub fn best_swap(&self, policy: &Policy) -> Option<Swap> {
-        let better = |best: Option<(u32, f32)>, (expert, score): (u32, f32), sign: f32| match best {
-            Some((_, held)) if sign * score <= sign * held => best,
-            _ => Some((expert, score)),
-        };
-        let elsewhere = (0..self.popularity.experts()).filter(|e| self.ram.holds(*e) && !self.card.holds(*e));
-        let (incoming, hot) = elsewhere.fold(None, |best, e| better(best, (e, self.score(e)), 1.0))?;
+        let (incoming, hot) = self.hottest_elsewhere()?;
         if let Some(slot) = self.card.free() {
             return (hot > 0.0).then_some(Swap { incoming, outgoing: None, slot, gain: hot });
         }
@@ -139,6 +203,26 @@ impl LayerResidency {
     }
 }
 
+fn better(best: Option<(u32, f32)>, (expert, score): (u32, f32), sign: f32) -> Option<(u32, f32)> {
+    match best {
+        Some((_, held)) if sign * score <= sign * held => best,
+        _ => Some((expert, score)),
+    }
+}
+
+/// Fills slots that came back from a loan, the most useful experts first, as many as the policy allows. As [`exchange`].
+///
+/// # Errors
+/// The first of `perform`.
+pub fn refill<E>(
+    layers: &mut [LayerResidency],
+    policy: &Policy,
+    found: &mut Vec<(usize, Swap)>,
+    perform: &mut dyn FnMut(usize, &mut LayerResidency, &Swap) -> Result<(), E>,
+) -> Result<usize, E> {
+    in_rounds(layers, policy.refills_per_window as usize, &LayerResidency::refill, found, perform)
+}
+
 /// Exchanges experts after a window of `rows` tokens, the most useful ones first and one a layer and round, as many as the policy
 /// allows. `perform` copies the bytes, and calls [`LayerResidency::apply`] or [`Slots::begin`] and [`Slots::publish`]. `found` is
 /// working memory. Returns how many there were.
@@ -152,11 +236,21 @@ pub fn exchange<E>(
     found: &mut Vec<(usize, Swap)>,
     perform: &mut dyn FnMut(usize, &mut LayerResidency, &Swap) -> Result<(), E>,
 ) -> Result<usize, E> {
-    let most = policy.swaps_per_token as usize * rows;
+    in_rounds(layers, policy.swaps_per_token as usize * rows, &|l| l.best_swap(policy), found, perform)
+}
+
+/// One move a layer and round, those with the most gain first, up to `most`.
+fn in_rounds<E>(
+    layers: &mut [LayerResidency],
+    most: usize,
+    find: &dyn Fn(&LayerResidency) -> Option<Swap>,
+    found: &mut Vec<(usize, Swap)>,
+    perform: &mut dyn FnMut(usize, &mut LayerResidency, &Swap) -> Result<(), E>,
+) -> Result<usize, E> {
     let mut made = 0;
     while made < most {
         found.clear();
-        found.extend(layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.best_swap(policy)?))));
+        found.extend(layers.iter().enumerate().filter_map(|(i, l)| Some((i, find(l)?))));
         found.sort_unstable_by(|(i, a), (j, b)| b.gain.total_cmp(&a.gain).then(i.cmp(j)));
         found.truncate(most - made);
         if found.is_empty() {
@@ -180,7 +274,7 @@ mod tests {
     }
 
     fn layer(card: u32, ram: u32) -> LayerResidency {
-        LayerResidency::new(Popularity::new(8), card, ram)
+        LayerResidency::new(Popularity::new(8), CardSlots::all(card), ram)
     }
 
     /// Every expert is somewhere, and the tables agree with the slots.
@@ -196,7 +290,7 @@ mod tests {
     fn a_start_without_a_profile_holds_the_first_and_one_with_a_profile_the_popular() {
         let plain = layer(2, 6);
         assert!(plain.card.holds(0) && plain.card.holds(1) && plain.ram.holds(2) && !plain.ram.holds(0));
-        let popular = LayerResidency::new(Popularity::from_counts(&[0, 9, 0, 0, 0, 0, 7, 1], 20), 2, 3);
+        let popular = LayerResidency::new(Popularity::from_counts(&[0, 9, 0, 0, 0, 0, 7, 1], 20), CardSlots::all(2), 3);
         assert!(popular.card.holds(1) && popular.card.holds(6) && popular.home(7) == Home::Ram && popular.home(5) == Home::Disk);
         let full = layer(3, 8);
         assert!((0..8).all(|e| full.ram.slot_of(e) == Some(e)));
@@ -230,12 +324,12 @@ mod tests {
             order.push(i);
             apply(i, l, swap)
         };
-        let policy = Policy { margin: 0.0, swaps_per_token: 2 };
+        let policy = Policy { margin: 0.0, ..Policy::default() };
         assert_eq!(exchange(&mut layers, &policy, 1, &mut vec![], &mut perform), Ok(2));
         assert_eq!(order, [2, 1]);
-        let none = Policy { margin: 0.0, swaps_per_token: 0 };
+        let none = Policy { margin: 0.0, swaps_per_token: 0, ..Policy::default() };
         assert_eq!(exchange(&mut layers, &none, 100, &mut vec![], &mut apply), Ok(0));
-        let shy = Policy { margin: 1.0, swaps_per_token: 9 };
+        let shy = Policy { margin: 1.0, swaps_per_token: 9, ..Policy::default() };
         assert_eq!(exchange(&mut layers, &shy, 100, &mut vec![], &mut apply), Ok(0));
     }
 

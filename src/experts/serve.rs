@@ -1,6 +1,7 @@
 //! A host step from its beginning to the join.
 
-use std::time::Instant;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::cost::{Rates, split};
 use super::layer::{Geometry, Window};
@@ -24,11 +25,19 @@ pub(super) struct Work {
     /// Experts that the card does not hold, with their rows: first those that go to the card, then the processor's.
     missed: Vec<(u32, u32)>,
     to_card: usize,
-    /// Of these, how many have gone.
+    /// Of these, how many have gone or are in the half of the ring that runs next, and which those are.
     gone: usize,
+    next: Range<usize>,
+    /// The slot of the ring that `next` begins at.
+    next_slot: u32,
     /// Results of the processor, `[row][choice][width]`, and which of them there are.
     results: Vec<f32>,
     done: Vec<(u32, u32)>,
+    /// Bytes of the experts that the card computes of itself, and the time that inputs and results of the processor took.
+    held_bytes: u64,
+    aside: Duration,
+    /// What the processor had done before.
+    before: (u64, Duration, Duration),
     /// Rows of each expert in this window.
     rows_of: Vec<u32>,
     table: Vec<u32>,
@@ -50,8 +59,13 @@ impl Work {
             missed: Vec::with_capacity(experts),
             to_card: 0,
             gone: 0,
+            next: 0..0,
+            next_slot: 0,
             results: vec![0.0; most(&|g| rows(g) * g.used as usize * g.out_width as usize)],
             done: Vec::with_capacity(most(&|g| rows(g) * g.used as usize)),
+            held_bytes: 0,
+            aside: Duration::ZERO,
+            before: (0, Duration::ZERO, Duration::ZERO),
             rows_of: vec![0; experts],
             table: Vec::with_capacity(experts),
             underway: Vec::with_capacity(experts),
@@ -99,7 +113,7 @@ impl Experts {
         let g = &self.layers[i];
         let ports = g.ports[program];
         let work = &mut self.work;
-        (work.layer, work.program, work.to_card, work.gone) = (i, program, 0, 0);
+        (work.layer, work.program, work.to_card, work.gone, work.next) = (i, program, 0, 0, 0..0);
         work.rows.clear();
         work.rows.extend_from_slice(rows);
         work.done.clear();
@@ -133,6 +147,9 @@ impl Experts {
             }
         }
         self.stats.card_bytes += held * g.slab_bytes;
+        work.held_bytes = held * g.slab_bytes;
+        work.aside = Duration::ZERO;
+        work.before = (self.stats.processor_bytes, self.stats.processor_time, self.stats.disk_time);
         if self.options.verify {
             self.verify_held(i, device)?;
         }
@@ -142,15 +159,17 @@ impl Experts {
         self.deal(i);
         let (g, work) = (&self.layers[i], &mut self.work);
         if work.missed.len() > work.to_card {
+            let start = Instant::now();
             work.x.resize(rows.len() * g.width as usize, 0.0);
             ports.x.download(rows.len(), bytemuck::cast_slice_mut(&mut work.x), device)?;
+            work.aside += start.elapsed();
         }
         Ok(())
     }
 
     /// Divides the missed experts between the card and the processor.
     fn deal(&mut self, i: usize) {
-        let (ring, slab_bytes, work) = (self.ring[i], self.layers[i].slab_bytes, &mut self.work);
+        let (ring, slab_bytes, work) = (self.residency[i].slots.ring, self.layers[i].slab_bytes, &mut self.work);
         let by_time = split(&mut work.missed, slab_bytes, &self.rates);
         work.to_card = match self.options.misses {
             _ if ring == 0 => 0,
@@ -256,47 +275,89 @@ impl Experts {
         Ok(())
     }
 
-    /// After the held experts have run: brings more experts to the card, if some go there. True: the segment is to run again.
+    /// While the device runs: copies the experts that go there next into the half of the ring that it does not use, as far as RAM
+    /// has them. A ring of one slot has no such half.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn bring_next(&mut self, device: &mut dyn Backend) -> Result<(), ExpertError> {
+        let i = self.work.layer;
+        let halves = self.residency[i].slots.ring > 1 || self.work.gone == 0;
+        if !halves || !self.work.next.is_empty() {
+            return Ok(());
+        }
+        let ram = &self.residency[i].ram;
+        let batch = self.next_batch(i);
+        let here = self.work.missed[batch.clone()].iter().take_while(|(expert, _)| ram.holds(*expert)).count();
+        let outcome = self.bring(i, batch.start..batch.start + here, device);
+        if outcome.is_err() {
+            self.give_up(i);
+        }
+        outcome
+    }
+
+    /// When the device is done: lets it compute what lies in the ring, and brings something there first if need be. True: the
+    /// segment is to run again.
     ///
     /// # Errors
     /// A device error, or an expert that cannot be read.
     pub fn pass(&mut self, device: &mut dyn Backend) -> Result<bool, ExpertError> {
         let i = self.work.layer;
-        let (from, ring) = (self.work.gone, self.ring[i]);
-        let to = self.work.to_card.min(from + ring as usize);
-        if from >= to {
-            return Ok(false);
-        }
-        let start = Instant::now();
-        let outcome = self.fill_ring(i, from..to, device);
-        self.stats.bus_time += start.elapsed();
+        let outcome = self.use_ring(i, device);
         if outcome.is_err() {
             self.give_up(i);
         }
-        outcome.map(|()| true)
+        outcome
     }
 
-    fn fill_ring(&mut self, i: usize, part: std::ops::Range<usize>, device: &mut dyn Backend) -> Result<(), ExpertError> {
-        let first_slot = self.layers[i].card_slots - self.ring[i];
-        for (n, at) in part.clone().enumerate() {
+    /// The experts that fit into half of the ring after those that have gone.
+    fn next_batch(&self, i: usize) -> Range<usize> {
+        let (from, half) = (self.work.gone, (self.residency[i].slots.ring / 2).max(1));
+        from..self.work.to_card.min(from + half as usize)
+    }
+
+    /// Brings experts into the next half of the ring.
+    fn bring(&mut self, i: usize, batch: Range<usize>, device: &mut dyn Backend) -> Result<(), ExpertError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let ring = self.residency[i].slots.ring_slots();
+        let half = (ring.len() as u32 / 2).max(1);
+        // The halves take turns.
+        let at_first = self.work.next_slot != ring.start;
+        let first_slot = if at_first || ring.len() < 2 { ring.start } else { ring.start + half };
+        for (slot, at) in (first_slot..).zip(batch.clone()) {
             let (expert, _) = self.work.missed[at];
             if !self.residency[i].ram.holds(expert) {
                 let mut one = [Experts::underway(expert)];
                 self.admit(i, &mut one)?;
                 while self.arrive_one(i, &mut one)? {}
             }
-            self.copy_to_ring(i, expert, first_slot + n as u32, device)?;
+            self.copy_to_ring(i, expert, slot, device)?;
+        }
+        (self.work.gone, self.work.next, self.work.next_slot) = (batch.end, batch, first_slot);
+        self.stats.bus_time += start.elapsed();
+        Ok(())
+    }
+
+    fn use_ring(&mut self, i: usize, device: &mut dyn Backend) -> Result<bool, ExpertError> {
+        if self.work.next.is_empty() {
+            self.bring(i, self.next_batch(i), device)?;
+        }
+        let batch = std::mem::replace(&mut self.work.next, 0..0);
+        if batch.is_empty() {
+            return Ok(false);
         }
         let (experts, work) = (self.layers[i].experts, &mut self.work);
         work.table.clear();
         work.table.resize(experts as usize, NO_SLOT);
-        for (n, at) in part.clone().enumerate() {
-            work.table[work.missed[at].0 as usize] = first_slot + n as u32;
+        for (slot, at) in (work.next_slot..).zip(batch) {
+            work.table[work.missed[at].0 as usize] = slot;
         }
         self.stale[i] = true;
         device.upload(self.layers[i].table, bytemuck::cast_slice(&self.work.table))?;
-        self.work.gone = part.end;
-        Ok(())
+        Ok(true)
     }
 
     /// One part of an expert that is fetched alone; whether there are more to come.
@@ -314,6 +375,22 @@ impl Experts {
         if self.stale[i] {
             self.write_table(i, device)?;
         }
+        let start = Instant::now();
+        self.give_results(i, device)?;
+        let (bytes, time, disk) = self.work.before;
+        let bytes = self.stats.processor_bytes - bytes;
+        // What was waited for is the disk's.
+        if self.work.rows.len() == 1 && bytes > 0 && self.stats.disk_time == disk {
+            let took = self.stats.processor_time - time + self.work.aside + start.elapsed();
+            self.fits.processor.add(bytes as f64, took);
+        }
+        if self.work.rows.len() == 1 {
+            self.fits.steps_s += (self.work.aside + start.elapsed()).as_secs_f64();
+        }
+        Ok(())
+    }
+
+    fn give_results(&mut self, i: usize, device: &mut dyn Backend) -> Result<(), ExpertError> {
         let (g, work) = (&self.layers[i], &mut self.work);
         if work.done.is_empty() {
             return Ok(());
@@ -340,9 +417,20 @@ impl Experts {
         Ok(())
     }
 
-    /// The time that a window waited for held experts.
-    pub fn waited_for_card(&mut self, time: std::time::Duration) {
-        self.stats.card_time += time;
+    /// The held experts have run: how long the host stood still for them, and how long it was from their start to their end.
+    pub fn waited_for_card(&mut self, stood_still: Duration, span: Duration) {
+        self.stats.card_time += stood_still;
+        if self.work.rows.len() != 1 {
+            return;
+        }
+        self.fits.steps_s += span.as_secs_f64();
+        let held_bytes = self.work.held_bytes as f64;
+        if !self.rates.overlaps {
+            self.fits.card.add(held_bytes, stood_still);
+        } else if stood_still * 20 > span {
+            // It was not done before the processor.
+            self.fits.card.add(held_bytes, span);
+        }
     }
 
     /// A host step has failed: what was under way is forgotten, and the device's table is written anew before the next use.

@@ -8,6 +8,8 @@ struct Slot {
     expert: Option<u32>,
     /// A copy into it is under way.
     filling: bool,
+    /// It serves something else at present: a ring, or the buffers of a prompt.
+    away: bool,
     /// Counts how often the slot was taken.
     generation: u32,
 }
@@ -33,7 +35,7 @@ impl Slots {
     /// Empty slots for some of `experts` experts.
     pub fn new(experts: u32, slots: u32) -> Slots {
         Slots {
-            slots: vec![Slot { expert: None, filling: false, generation: 0 }; slots as usize],
+            slots: vec![Slot { expert: None, filling: false, away: false, generation: 0 }; slots as usize],
             slot_of: vec![NO_SLOT; experts as usize],
         }
     }
@@ -70,7 +72,24 @@ impl Slots {
 
     /// A slot that holds nobody and waits for nobody.
     pub fn free(&self) -> Option<u32> {
-        self.slots.iter().position(|s| s.expert.is_none() && !s.filling).map(|slot| slot as u32)
+        self.slots.iter().position(|s| s.expert.is_none() && !s.filling && !s.away).map(|slot| slot as u32)
+    }
+
+    /// Gives a slot away: it holds nobody, and nobody is put there, until it comes back. Whether it held somebody.
+    pub fn give_away(&mut self, slot: u32) -> bool {
+        let entry = &mut self.slots[slot as usize];
+        entry.generation = entry.generation.wrapping_add(1);
+        (entry.filling, entry.away) = (false, true);
+        let before = entry.expert.take();
+        if let Some(before) = before {
+            self.slot_of[before as usize] = NO_SLOT;
+        }
+        before.is_some()
+    }
+
+    /// A slot that was given away is free again.
+    pub fn take_back(&mut self, slot: u32) {
+        self.slots[slot as usize].away = false;
     }
 
     /// Empties a slot, so that `expert` can be copied into it.
@@ -141,6 +160,21 @@ mod tests {
         slots.abandon();
         assert_eq!(slots.free(), Some(0));
         assert!(!slots.publish(given_up));
+    }
+
+    #[test]
+    fn a_slot_that_was_given_away_holds_nobody_until_it_comes_back() {
+        let mut slots = Slots::new(8, 2);
+        put(&mut slots, 0, 3);
+        put(&mut slots, 1, 5);
+        assert!(slots.give_away(1) && !slots.holds(5) && slots.holds(3));
+        assert_eq!((slots.free(), slots.expert_in(1)), (None, None));
+        assert!(!slots.give_away(1), "it held nobody any more");
+        slots.take_back(1);
+        assert_eq!(slots.free(), Some(1));
+        let under_way = slots.begin(1, 6);
+        slots.give_away(1);
+        assert!(!slots.publish(under_way) && !slots.holds(6), "a copy from before the loan is not published");
     }
 
     #[test]

@@ -20,6 +20,9 @@ pub struct TierStats {
     /// Experts that changed places between windows, and the bytes that were copied for it.
     pub swaps: u64,
     pub swap_bytes: u64,
+    /// Experts that left because prompts needed their slots, and slots that were filled again afterwards.
+    pub lent: u64,
+    pub refills: u64,
     /// Time of the processor on missed experts, of copies to the card in a window, of waiting for the disk, of exchanges.
     pub processor_time: Duration,
     pub bus_time: Duration,
@@ -43,6 +46,8 @@ impl TierStats {
             disk_bytes: count(self.disk_bytes, other.disk_bytes),
             swaps: count(self.swaps, other.swaps),
             swap_bytes: count(self.swap_bytes, other.swap_bytes),
+            lent: count(self.lent, other.lent),
+            refills: count(self.refills, other.refills),
             processor_time: time(self.processor_time, other.processor_time),
             bus_time: time(self.bus_time, other.bus_time),
             disk_time: time(self.disk_time, other.disk_time),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ExpertError, Policy, Rates};
+use super::{DecodeTimes, ExpertError, LentSlots, Loan, Policy, Rates};
 
 /// A layer as a replay needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +15,11 @@ pub struct TraceLayer {
     pub experts: u32,
     pub used: u32,
     pub slab_bytes: u64,
+    /// Without the slots of a ring.
     pub card_slots: u32,
+    /// Of these, the last ones that prompts borrow.
+    #[serde(default)]
+    pub lent: LentSlots,
     pub ram_slots: u32,
 }
 
@@ -23,9 +27,15 @@ pub struct TraceLayer {
 pub struct TraceHeader {
     pub policy: Policy,
     pub rates: Rates,
-    /// Seconds of a decode window without experts; 0 if it was not measured.
+    /// Seconds of a decode window beside its host steps; 0 if it was not measured.
     pub dense_s: f64,
+    /// What its host steps took.
+    #[serde(default)]
+    pub decode: DecodeTimes,
     pub layers: Vec<TraceLayer>,
+    /// What the programs of each stage borrow.
+    #[serde(default)]
+    pub loans: Vec<Loan>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,12 +66,15 @@ const MOST_SLAB_BYTES: u64 = 1 << 40;
 impl TraceHeader {
     /// What a replay relies on. A file may say anything.
     fn check(&self) -> Result<(), String> {
-        for TraceLayer { layer, experts, used, slab_bytes, .. } in &self.layers {
+        for TraceLayer { layer, experts, used, slab_bytes, card_slots, lent, .. } in &self.layers {
             if *experts > MOST_EXPERTS {
                 return Err(format!("layer {layer} has {experts} experts, more than {MOST_EXPERTS}"));
             }
             if *used == 0 || used > experts {
                 return Err(format!("layer {layer} uses {used} of {experts} experts"));
+            }
+            if lent.count > *card_slots || *card_slots > *experts {
+                return Err(format!("layer {layer} has {card_slots} slots for {experts} experts and lends {}", lent.count));
             }
             if *slab_bytes > MOST_SLAB_BYTES {
                 return Err(format!("layer {layer} has experts of {slab_bytes} bytes"));
@@ -179,12 +192,28 @@ mod tests {
     use super::*;
 
     fn trace() -> Trace {
-        let layer = TraceLayer { layer: 4, stage: 0, experts: 8, used: 2, slab_bytes: 512, card_slots: 3, ram_slots: 8 };
-        let rates = Rates { processor_bytes_s: 1e9, processor_row_s: 1e-6, card_bytes_s: 0.0, bus_bytes_s: 0.0, overlaps: false };
+        let layer = TraceLayer {
+            layer: 4,
+            stage: 0,
+            experts: 8,
+            used: 2,
+            slab_bytes: 512,
+            card_slots: 3,
+            ram_slots: 8,
+            lent: LentSlots::default(),
+        };
+        let rates = Rates { processor_bytes_s: 1e9, processor_row_s: 1e-6, bus_bytes_s: 0.0, overlaps: false };
         let mut writer = TraceWriter::new(1);
         writer.choices(0, 2, &[7, 0, 3, 1]);
         writer.window(0, 2);
-        writer.take(TraceHeader { policy: Policy::default(), rates, dense_s: 0.0, layers: vec![layer] })
+        writer.take(TraceHeader {
+            policy: Policy::default(),
+            rates,
+            dense_s: 0.0,
+            decode: DecodeTimes::default(),
+            layers: vec![layer],
+            loans: vec![],
+        })
     }
 
     #[test]
@@ -231,6 +260,8 @@ mod tests {
             let reason = refused(&[with(experts, used)]);
             assert!(reason.contains("layer 4") && reason.contains("experts"), "{reason}");
         }
+        let lends = LentSlots { count: 4, ..LentSlots::default() };
+        assert!(refused(&[TraceLayer { lent: lends, ..sound.clone() }]).contains("lends 4"));
         assert!(refused(&[TraceLayer { slab_bytes: u64::MAX, ..sound.clone() }]).contains("bytes"));
         assert!(refused(&vec![with(65_536, 2); 65]).contains("more than 4194304"));
         let later = TraceLayer { stage: 1, ..sound.clone() };

@@ -170,7 +170,7 @@ fn build_and_plan(
     first: Plan,
 ) -> Result<Rebuilt, LaunchError> {
     let mut current = first;
-    let held = |plan: &Plan| plan.stages.iter().map(|s| s.held.clone()).collect::<Vec<_>>();
+    let held = |plan: &Plan| plan.stages.iter().map(|s| (s.held.clone(), s.lent.clone())).collect::<Vec<_>>();
     let mut built = vec![];
     for _ in 0..TRIES {
         let (options, stages) = build(&current, source, options)?;
@@ -293,8 +293,17 @@ fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(Ope
     let kv = plan.settings.kv.format();
     let decode_rows = options.decode_rows.max(decode_rows);
     let expert_slots = tiers::card_slots(plan, source.facts, options.experts.record);
-    let options =
-        OpenOptions { context: context_tokens, prompt_rows: chunk, decode_rows, slots, kv, expert_slots, ..options.clone() };
+    let lent_slots = tiers::lent_slots(plan);
+    let options = OpenOptions {
+        context: context_tokens,
+        prompt_rows: chunk,
+        decode_rows,
+        slots,
+        kv,
+        expert_slots,
+        lent_slots,
+        ..options.clone()
+    };
     let tensors = Tensors::new(source.files);
     // Cells come in whole blocks of the indexer; the context is what was asked for.
     let cells = u32::try_from(cells).unwrap_or(context_tokens);
@@ -325,7 +334,8 @@ fn on_devices(
 /// The arenas of built stages. Slots of partly held experts lie among the weights, and are planned apart.
 fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
     let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
-        let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
+        let ArenaSizes { weights_bytes, state_bytes, .. } = ArenaSizes::of(stage);
+        let (work_bytes, decode_work_bytes) = stage.work_parts();
         let failed = |e| LaunchError::Engine(EngineError::Backend(e));
         let scratch_bytes = backend.scratch_bytes(stage).map_err(failed)?;
         let host_scratch_bytes = backend.host_scratch_bytes(stage).map_err(failed)?;
@@ -333,7 +343,15 @@ fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<St
         let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
         let experts_inside = planned.all_held;
         let weights_bytes = if experts_inside { weights_bytes } else { weights_bytes.saturating_sub(slots) };
-        Ok(StageArenas { weights_bytes, state_bytes, work_bytes, scratch_bytes, host_scratch_bytes, experts_inside })
+        Ok(StageArenas {
+            weights_bytes,
+            state_bytes,
+            work_bytes,
+            decode_work_bytes,
+            scratch_bytes,
+            host_scratch_bytes,
+            experts_inside,
+        })
     });
     arenas.collect()
 }

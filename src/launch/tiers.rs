@@ -10,9 +10,9 @@ pub fn card_slots(plan: &Plan, model: &PlanModel, observe: bool) -> Option<Vec<u
     }
     let mut slots = vec![u32::MAX; model.layers.len()];
     for stage in &plan.stages {
-        for (layer, held) in stage.layers.indices().zip(&stage.held) {
+        for (layer, (held, kept)) in stage.layers.indices().zip(stage.held.iter().zip(stage.kept())) {
             if let Some(experts) = &model.layers[layer].experts
-                && (observe || *held < experts.count)
+                && (observe || kept < experts.count)
             {
                 slots[layer] = *held;
             }
@@ -21,15 +21,21 @@ pub fn card_slots(plan: &Plan, model: &PlanModel, observe: bool) -> Option<Vec<u
     Some(slots)
 }
 
-/// Slots of each layer in RAM: of all experts, of those that are on no card, or of as many as RAM has room for.
+/// Slots of each layer that prompts borrow, where some are.
+pub fn lent_slots(plan: &Plan) -> Option<Vec<u32>> {
+    let lent: Vec<u32> = plan.stages.iter().flat_map(|stage| &stage.lent).copied().collect();
+    lent.iter().any(|n| *n > 0).then_some(lent)
+}
+
+/// Slots of each layer in RAM: of all experts, of those that no card keeps, or of as many as RAM has room for.
 pub fn ram_slots(plan: &Plan, model: &PlanModel) -> Vec<u32> {
     let bytes = ram_bytes(plan);
     let mut wanted = vec![0; model.layers.len()];
     let all = plan.settings.ram_experts == crate::plan::RamExperts::All;
     for stage in &plan.stages {
-        for (layer, held) in stage.layers.indices().zip(&stage.held) {
+        for (layer, kept) in stage.layers.indices().zip(stage.kept()) {
             let count = model.layers[layer].experts.as_ref().map_or(0, |e| e.count);
-            wanted[layer] = if all { count } else { count - held };
+            wanted[layer] = if all { count } else { count - kept };
         }
     }
     let slab = |layer: usize| model.layers[layer].experts.as_ref().map_or(0, |e| e.slab_bytes);
@@ -52,8 +58,8 @@ pub fn pinned_bytes(plan: &Plan) -> u64 {
 pub fn lacking_ram(plan: &Plan, model: &PlanModel, ram_slots: &[u32]) -> Option<u64> {
     let (mut lacking, mut least) = (false, 0);
     for stage in &plan.stages {
-        for (layer, held) in stage.layers.indices().zip(&stage.held) {
-            if let Some(experts) = model.layers[layer].experts.as_ref().filter(|e| *held < e.count) {
+        for (layer, kept) in stage.layers.indices().zip(stage.kept()) {
+            if let Some(experts) = model.layers[layer].experts.as_ref().filter(|e| kept < e.count) {
                 lacking |= ram_slots[layer] == 0;
                 least += experts.slab_bytes;
             }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::gguf::{GgufError, Metadata, ModelFiles, Value};
 use crate::program::{
-    Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, Stage,
+    Epilogue, GateActivation, InputKind, Op, OutputKind, ProgramBuilder, RopeId, RopePairing, Rows, ShapeClass, SlotRoom, Stage,
     StageBuilder, StateId, StateKind, View, WeightId,
 };
 use crate::quant::Format;
@@ -448,7 +448,7 @@ impl Config {
         tensors: &Tensors<'_>,
         stage: &mut StageBuilder,
         i: u32,
-        slots: Option<u32>,
+        slots: Option<SlotRoom>,
     ) -> Result<FeedForward, ModelError> {
         let width = self.width;
         let base = |part: &str| format!("blk.{i}.{part}");

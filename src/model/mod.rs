@@ -17,7 +17,7 @@ pub use ngram::NgramConfig;
 pub use tensors::Tensors;
 
 use crate::gguf::{GgufError, MetadataError, ModelFiles};
-use crate::program::{KvFormat, ShapeClass, Stage};
+use crate::program::{KvFormat, ShapeClass, SlotRoom, Stage};
 
 /// A model file that cannot be run, with the key or tensor at fault.
 #[derive(Debug, Error)]
@@ -133,13 +133,18 @@ pub struct StageOptions {
     /// Slots for the experts of each of the layers, found by a table. `None`, or a layer with `u32::MAX` or without an entry,
     /// holds all of them in order.
     pub expert_slots: Option<Vec<u32>>,
+    /// Of these slots, how many of the last of each layer lie on bytes that buffers of the largest program use as well. `None`:
+    /// slots and buffers lie apart.
+    pub lent_slots: Option<Vec<u32>>,
 }
 
 impl StageOptions {
     /// Slots for the experts of layer `i`, where they are found by a table.
-    pub fn slots_of_layer(&self, i: u32) -> Option<u32> {
-        let slots = self.expert_slots.as_ref()?;
-        slots.get(i.checked_sub(self.layers.start)? as usize).copied().filter(|slots| *slots != u32::MAX)
+    pub fn slots_of_layer(&self, i: u32) -> Option<SlotRoom> {
+        let of_layer = |list: &Vec<u32>| list.get(i.checked_sub(self.layers.start)? as usize).copied();
+        let slots = of_layer(self.expert_slots.as_ref()?).filter(|slots| *slots != u32::MAX)?;
+        let lent = self.lent_slots.as_ref().filter(|lent| lent.iter().any(|n| *n > 0));
+        Some(SlotRoom { slots, lent: lent.map(|lent| of_layer(lent).unwrap_or(0)) })
     }
 }
 

@@ -3,7 +3,7 @@
 use super::ModelError;
 use crate::gguf::{ModelFiles, TensorInfo};
 use crate::program::{Epilogue, ExpertMatrix};
-use crate::program::{MatMulPart, MatrixSpec, PartWeights, StageBuilder, StateId, StateKind, View, WeightId};
+use crate::program::{MatMulPart, MatrixSpec, PartWeights, SlotRoom, StageBuilder, StateId, StateKind, View, WeightId};
 use crate::quant::Format;
 
 /// Checked look-ups in a model's tensor table.
@@ -142,9 +142,9 @@ impl<'a> Tensors<'a> {
         layer: u32,
         width: u32,
         hidden: u32,
-        (experts, slots): (u32, Option<u32>),
+        (experts, slots): (u32, Option<SlotRoom>),
     ) -> Result<Experts, ModelError> {
-        let held = slots.unwrap_or(experts).min(experts);
+        let held = slots.map_or(SlotRoom { slots: experts, lent: None }, |r| SlotRoom { slots: r.slots.min(experts), ..r });
         let base = |part: &str| format!("blk.{layer}.ffn_{part}_exps");
         let spec = |part: &str, cols, rows| self.expert_spec(&format!("{}.weight", base(part)), cols, rows, experts);
         let down = spec("down", hidden, width)?;

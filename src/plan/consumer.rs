@@ -97,12 +97,14 @@ consumers! {
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
     VisionWork       "vision-work"       Work    Prompt "vision buffers";
     ExpertResults    "expert-results"    Work    Prompt "results of experts before they are added";
+    LentSlots        "lent-slots"        Work    Decode "expert slots that prompt buffers lie on";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
     KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
     ExpertSlots      "expert-slots"      Experts Always "expert slots";
     MeasuredWeights  "measured-weights"  Weights Always "weights as the built stage lays them out";
     MeasuredState    "measured-state"    State   Always "state as the built stage lays it out";
-    MeasuredWork     "measured-work"     Work    Always "work buffers as the packed programs need them";
+    MeasuredPrompt   "measured-prompt"   Work    Prompt "prompt buffers as the packed program needs them";
+    MeasuredDecode   "measured-decode"   Work    Decode "decode buffers as the packed program needs them";
     Process          "process"           Host    Always "program, tokenizer, heap";
     HostScratch      "host-scratch"      Host    Always "scratch of the CPU's threads";
     DriverHost       "driver-host"       Host    Always "host memory of the drivers";

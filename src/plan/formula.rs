@@ -59,9 +59,9 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
         Consumer::KvWindow => format!("{} cells of one layer, {}", ctx.cells, ctx.limits.kv.name()),
         Consumer::VisionWork => "buffers for the largest image (4,096 tokens of 4 patches)".into(),
         Consumer::ExpertSlots => slots_text(ctx, stage),
-        Consumer::MeasuredWeights | Consumer::MeasuredState | Consumer::MeasuredWork => {
-            format!("arena of the built stage for layers {range}")
-        }
+        Consumer::LentSlots => lent_text(stage),
+        Consumer::MeasuredWeights | Consumer::MeasuredState => format!("arena of the built stage for layers {range}"),
+        Consumer::MeasuredPrompt | Consumer::MeasuredDecode => format!("buffers of the built stage for layers {range}"),
         _ => consumer.text().into(),
     }
 }
@@ -148,11 +148,11 @@ fn work(ctx: &Context<'_>, range: LayerRange, rows: u64, outputs: u64) -> String
 }
 
 fn slots_text(ctx: &Context<'_>, stage: &SizedStage) -> String {
-    let held: u64 = stage.option.held.iter().map(|n| u64::from(*n)).sum();
+    let held: u64 = stage.option.kept().map(u64::from).sum();
     let all: u64 =
         ctx.model.layers[stage.range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| u64::from(e.count)).sum();
-    let least = stage.option.held.iter().min().copied().unwrap_or(0);
-    let most = stage.option.held.iter().max().copied().unwrap_or(0);
+    let least = stage.option.kept().min().unwrap_or(0);
+    let most = stage.option.kept().max().unwrap_or(0);
     let why = if stage.option.all_held {
         "all of them".to_string()
     } else if ctx.limits.expert_slots.is_some() {
@@ -161,7 +161,21 @@ fn slots_text(ctx: &Context<'_>, stage: &SizedStage) -> String {
         "as many as fit above the floor".to_string()
     };
     let share = held as f64 * 100.0 / (all as f64).max(1.0);
-    format!("{} of {} experts ({share:.1} %), {least} to {most} a layer: {why}", grouped(held), grouped(all))
+    let loan = match stage::no_loan(ctx, stage.card, stage.range) {
+        Some(reason) if !stage.option.all_held => format!("; prompt buffers lie beside them: {reason}"),
+        _ => String::new(),
+    };
+    format!("{} of {} experts ({share:.1} %), {least} to {most} a layer: {why}{loan}", grouped(held), grouped(all))
+}
+
+fn lent_text(stage: &SizedStage) -> String {
+    let lent: u64 = stage.option.lent.iter().map(|n| u64::from(*n)).sum();
+    let least = stage.option.lent.iter().min().copied().unwrap_or(0);
+    let most = stage.option.lent.iter().max().copied().unwrap_or(0);
+    format!(
+        "{} more experts, {least} to {most} a layer, while no prompt is read; their slots are filled again from RAM afterwards",
+        grouped(lent)
+    )
 }
 
 pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consumer: Consumer, pool: Pool) -> String {

@@ -123,7 +123,10 @@ impl std::fmt::Display for LayerRange {
 pub struct StageArenas {
     pub weights_bytes: u64,
     pub state_bytes: u64,
+    /// Buffers of all programs; in a plan also the slots that lie on them.
     pub work_bytes: u64,
+    /// Buffers of decode windows alone.
+    pub decode_work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,
     /// What its programs take of the host's memory when they are prepared: the scratch of the CPU's threads.

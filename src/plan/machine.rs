@@ -61,6 +61,9 @@ pub struct Host {
     pub page_file: Option<Size>,
     /// Cores (not threads) that may be used.
     pub cores: u32,
+    /// Threads with which the CPU was measured to multiply weights fastest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
     /// `avx2`, `avx512-vnni`, `neon`; for the report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simd: Option<String>,
@@ -94,6 +97,12 @@ impl BackendKind {
     /// Whether programs run as kernels, which need scratch, and not on the processor.
     pub fn has_kernels(self) -> bool {
         !matches!(self, BackendKind::Cpu | BackendKind::Virtual)
+    }
+
+    /// Whether buffers of prompts may lie on slots of experts. Where a kernel's operands are bound as whole buffers, either to
+    /// read or to write, they may not; the CPU has its experts in place.
+    pub fn lends_slots(self) -> bool {
+        matches!(self, BackendKind::Cuda | BackendKind::Hip | BackendKind::Virtual)
     }
 }
 

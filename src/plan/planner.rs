@@ -41,11 +41,21 @@ pub struct PlannedStage {
     pub layers: LayerRange,
     /// Experts of each layer that are on the card.
     pub held: Vec<u32>,
+    /// Of these, how many leave while a prompt is read: its buffers lie on their slots.
+    pub lent: Vec<u32>,
+    /// All experts are on the card and stay there.
     pub all_held: bool,
     /// Sizes to open. Expert slots are part of the weights where all experts are held.
     pub arenas: StageArenas,
-    /// Bytes of slots that are an arena of their own: 0 where all experts are held.
+    /// Bytes of slots that are an arena of their own: 0 where all experts are held. Slots that are lent are part of the work arena.
     pub slot_arena_bytes: u64,
+}
+
+impl PlannedStage {
+    /// Experts of each layer that never leave the card.
+    pub fn kept(&self) -> impl Iterator<Item = u32> + '_ {
+        self.held.iter().zip(&self.lent).map(|(held, lent)| held.saturating_sub(*lent))
+    }
 }
 
 /// Something that an engine must be able to do to run the plan.
@@ -237,7 +247,7 @@ fn sized(ctx: &Context<'_>, supplies: &HostSupplies, layout: &Layout) -> (Vec<Si
         .collect();
     let mut sums = LayoutSums { chunk: layout.chunk, all_held: true, ..LayoutSums::default() };
     for s in &stages {
-        search::add_stage(&mut sums, ctx, s.card, (s.option.bytes.packed(), s.option.held_bytes, s.option.all_held));
+        search::add_stage(&mut sums, ctx, s.card, (s.option.bytes.packed(), s.option.kept_bytes, s.option.all_held));
     }
     let need = host::need(ctx, supplies, &sums);
     (stages, sums, need)
@@ -319,11 +329,13 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
         card_id: ctx.machine.cards[s.card].id.clone(),
         layers: s.range,
         held: s.option.held.clone(),
+        lent: s.option.lent.clone(),
         all_held: s.option.all_held,
         arenas: StageArenas {
             weights_bytes: bytes.arena(Arena::Weights) + slots - own,
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
+            decode_work_bytes: bytes.decode_work(),
             scratch_bytes: bytes.arena(Arena::Scratch),
             host_scratch_bytes: stage::measured(ctx, s.range).map_or(0, |arenas| arenas.host_scratch_bytes),
             experts_inside: s.option.all_held,

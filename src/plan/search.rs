@@ -40,7 +40,7 @@ impl Entry {
             short: option.short_bytes,
             headroom: option.headroom,
             held: option.held.iter().map(|n| u64::from(*n)).sum(),
-            held_bytes: option.held_bytes,
+            held_bytes: option.kept_bytes,
             packed: option.bytes.packed(),
             all_held: option.all_held,
         }

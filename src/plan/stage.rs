@@ -43,6 +43,19 @@ impl StageBytes {
         always + prompt.max(decode)
     }
 
+    /// Bytes on the card while no prompt is read.
+    fn decoding(&self) -> u64 {
+        let [always, _, decode] = self.sums;
+        always + decode
+    }
+
+    /// Bytes of the work arena while no prompt is read, without slots.
+    pub fn decode_work(&self) -> u64 {
+        let held = |c: &&Consumer| c.arena() == Arena::Work && matches!(c.lifetime(), Lifetime::Always | Lifetime::Decode);
+        let all = Consumer::ALL.iter().filter(held).map(|c| self.get(*c)).sum::<u64>();
+        all - self.get(Consumer::LentSlots)
+    }
+
     pub fn arena(&self, arena: Arena) -> u64 {
         let of = |lifetime| -> u64 {
             let held = Consumer::ALL.iter().filter(|c| c.arena() == arena && c.lifetime() == lifetime);
@@ -67,13 +80,23 @@ pub struct StageOption {
     pub bytes: StageBytes,
     /// Experts of each layer that are on the card.
     pub held: Vec<u32>,
-    pub held_bytes: u64,
+    /// Of these, how many leave while a prompt is read: its buffers lie on their slots.
+    pub lent: Vec<u32>,
+    /// Bytes of those that stay.
+    pub kept_bytes: u64,
     pub all_held: bool,
     /// Bytes missing; 0 where it fits.
     pub short_bytes: u64,
     /// Free bytes above the floor.
     pub headroom: u64,
     pub times: StageTimes,
+}
+
+impl StageOption {
+    /// Experts of each layer that never leave.
+    pub fn kept(&self) -> impl Iterator<Item = u32> + '_ {
+        self.held.iter().zip(&self.lent).map(|(held, lent)| held - lent)
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -98,37 +121,61 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
     let inside = built.is_some_and(|a| a.experts_inside);
     let room = facts.capacity.saturating_sub(facts.floor);
     let fixed = bytes.packed();
-    let mut held = vec![0; range.len() as usize];
+    let mut kept = vec![0; range.len() as usize];
     let short = |needed: u64| (needed + facts.floor).saturating_sub(facts.capacity);
     let mut short_bytes = short(fixed);
     let mut all_held = !has_experts(ctx, range);
     if facts.in_place {
-        take_all(ctx, range, &mut held);
+        take_all(ctx, range, &mut kept);
         all_held = true;
     } else if !all_held && !inside {
         let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
-        all_held = size_slots(ctx, range, left, &mut held);
+        all_held = size_slots(ctx, range, left, &mut kept);
         if !all_held {
             if built.is_none() {
                 add_partial(ctx, range, chunk, &mut bytes);
             }
             short_bytes = short(bytes.packed());
             let beside = bytes.packed() - fixed;
-            all_held = size_slots(ctx, range, left.saturating_sub(beside), &mut held);
+            all_held = size_slots(ctx, range, left.saturating_sub(beside), &mut kept);
         }
     } else if !all_held {
-        take_all(ctx, range, &mut held);
+        take_all(ctx, range, &mut kept);
         all_held = true;
     }
-    let held_bytes = held_bytes(ctx, range, &held);
-    if held_bytes > 0 && !facts.in_place && !inside {
-        let slab = largest_slab(ctx, range);
-        bytes.add(Consumer::ExpertSlots, held_bytes, slab);
+    // While no prompt is read, more experts have room: the prompt's buffers lie on their slots.
+    let mut held = kept.clone();
+    if !all_held && no_loan(ctx, card, range).is_none() {
+        size_slots(ctx, range, room.saturating_sub(bytes.decoding()), &mut held);
+    }
+    let lent: Vec<u32> = held.iter().zip(&kept).map(|(held, kept)| held - kept).collect();
+    let kept_bytes = slot_bytes(ctx, range, &kept);
+    let slab = largest_slab(ctx, range);
+    if kept_bytes > 0 && !facts.in_place && !inside {
+        bytes.add(Consumer::ExpertSlots, kept_bytes, slab);
+    }
+    if lent.iter().any(|n| *n > 0) {
+        bytes.add(Consumer::LentSlots, slot_bytes(ctx, range, &lent), slab);
     }
     short_bytes = short_bytes.max(bytes.largest_piece.saturating_sub(facts.max_piece));
     let headroom = room.saturating_sub(bytes.packed());
-    let times = stage_times(ctx, card, range, chunk, &held, pinned);
-    StageOption { bytes, held, held_bytes, all_held, short_bytes, headroom, times }
+    let times = stage_times(ctx, card, (range, chunk), (&held, &kept), pinned);
+    StageOption { bytes, held, lent, kept_bytes, all_held, short_bytes, headroom, times }
+}
+
+/// Why no slots of a stage are lent to the buffers of prompts; `None` if they may be.
+pub fn no_loan(ctx: &Context<'_>, card: usize, range: LayerRange) -> Option<&'static str> {
+    let mut counts = ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| e.count);
+    let first = counts.next();
+    if !ctx.machine.cards[card].backend.lends_slots() {
+        Some("this kind of card cannot have both on the same bytes")
+    } else if ctx.limits.ram_experts == super::limits::RamExperts::Disk {
+        Some("experts may be on disk alone, and would not come back quickly")
+    } else if counts.any(|count| Some(count) != first) {
+        Some("layers have different numbers of experts")
+    } else {
+        None
+    }
 }
 
 /// The arenas of the built stage with this range, if it has been built.
@@ -148,7 +195,8 @@ fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, 
     bytes.largest_piece = 0;
     bytes.add(Consumer::MeasuredWeights, arenas.weights_bytes, largest);
     bytes.add(Consumer::MeasuredState, arenas.state_bytes, 0);
-    bytes.add(Consumer::MeasuredWork, arenas.work_bytes, 0);
+    bytes.add(Consumer::MeasuredPrompt, arenas.work_bytes, 0);
+    bytes.add(Consumer::MeasuredDecode, arenas.decode_work_bytes, 0);
     bytes.add(Consumer::KernelScratch, arenas.scratch_bytes, 0);
 }
 
@@ -162,7 +210,7 @@ fn take_all(ctx: &Context<'_>, range: LayerRange, held: &mut [u32]) {
     }
 }
 
-pub fn held_bytes(ctx: &Context<'_>, range: LayerRange, held: &[u32]) -> u64 {
+fn slot_bytes(ctx: &Context<'_>, range: LayerRange, held: &[u32]) -> u64 {
     let layers = ctx.model.layers[range.indices()].iter();
     layers.zip(held).map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum()
 }
@@ -364,8 +412,15 @@ fn add_work(ctx: &Context<'_>, range: LayerRange, chunk: u32, first: bool, last:
     }
 }
 
-/// Time of one decode window and one prompt chunk on a stage.
-fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, held: &[u32], pinned: PinnedShare) -> StageTimes {
+/// Time of one decode window and one prompt chunk on a stage, with the experts that are on the card in either. That slots are filled
+/// again after a prompt is not counted.
+fn stage_times(
+    ctx: &Context<'_>,
+    card: usize,
+    (range, chunk): (LayerRange, u32),
+    (held, kept): (&[u32], &[u32]),
+    pinned: PinnedShare,
+) -> StageTimes {
     let rates = &ctx.cards[card].rates;
     let host = &ctx.host_rates;
     let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
@@ -379,7 +434,7 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
     let (mut decode, mut macs, mut dense, mut streamed) = (0.0, 0.0, 0.0, 0.0);
     // Layers mostly have the same numbers of experts.
     let mut last_touched = ((0, 0), 0.0);
-    for (layer, &held) in ctx.model.layers[range.indices()].iter().zip(held) {
+    for (layer, (&held, &kept)) in ctx.model.layers[range.indices()].iter().zip(held.iter().zip(kept)) {
         decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
         dense += layer.dense.bytes as f64;
         macs += layer.dense.params as f64 * (1.0 + DENSE_HALF_ROWS / rows.max(1.0));
@@ -394,7 +449,7 @@ fn stage_times(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, he
                 let share = 1.0 - (-rows * f64::from(e.used) / f64::from(e.count)).exp();
                 last_touched = ((e.used, e.count), share);
             }
-            streamed += f64::from(e.count - held) * last_touched.1 * e.slab_bytes as f64;
+            streamed += f64::from(e.count - kept) * last_touched.1 * e.slab_bytes as f64;
         }
     }
     if last {

@@ -36,6 +36,7 @@ pub fn verify(plan: &Plan, model: &PlanModel, machine: &Machine, limits: &Limits
             check.weights(stage);
             check.state(stage);
             check.experts(stage);
+            check.loan(stage);
             check.arenas(stage);
         }
         check.rows();
@@ -241,12 +242,16 @@ impl<'a> Check<'a> {
         let layers = self.layers(stage);
         self.equal("experts", "layers with a number of experts", stage.held.len() as u64, layers.len() as u64);
         let (mut bytes, mut all, mut open_slab) = (0u64, true, 0);
-        for (held, layer) in stage.held.iter().zip(layers) {
+        self.equal("experts", "layers with a number of lent slots", stage.lent.len() as u64, layers.len() as u64);
+        for ((held, lent), layer) in stage.held.iter().zip(&stage.lent).zip(layers) {
             let (count, slab) = layer.experts.as_ref().map_or((0, 0), |e| (e.count, e.slab_bytes));
-            self.require("experts", *held <= count, || format!("{held} of {count} experts are held"));
-            bytes += u64::from(*held) * slab;
-            all &= *held == count;
-            if *held < count {
+            self.require("experts", lent <= held && *held <= count, || {
+                format!("{held} of {count} are held, {lent} of them lent")
+            });
+            let kept = held.saturating_sub(*lent);
+            bytes += u64::from(kept) * slab;
+            all &= kept == count;
+            if kept < count {
                 open_slab = open_slab.max(slab);
             }
         }
@@ -268,6 +273,43 @@ impl<'a> Check<'a> {
         let by_host = self.limits.ram_experts == RamExperts::Disk;
         let wasted = !all && !by_host && self.limits.expert_slots.is_none() && room >= open_slab;
         self.require("experts", !wasted, || format!("{room} bytes above the floor are not used for experts"));
+    }
+
+    /// Slots that prompts borrow: only where a card can have both on the same bytes and RAM has the experts; they lie behind the
+    /// slots that stay, in the order of the arena, and fill what prompts leave unused while none is read.
+    fn loan(&mut self, stage: &PlannedStage) {
+        let layers = self.layers(stage);
+        let slabs = || layers.iter().map(|l| l.experts.as_ref().map_or(0, |e| e.slab_bytes));
+        let lent: u64 = stage.lent.iter().zip(slabs()).map(|(n, slab)| u64::from(*n) * slab).sum();
+        self.equal("loan", "bytes of lent slots", self.bytes(stage, Consumer::LentSlots), lent);
+        let mut counts: Vec<u32> = layers.iter().filter_map(|l| l.experts.as_ref()).map(|e| e.count).collect();
+        counts.dedup();
+        let card = &self.machine.cards[stage.card.0];
+        let can = matches!(card.backend, BackendKind::Cuda | BackendKind::Hip | BackendKind::Virtual);
+        let may = can && self.limits.ram_experts != RamExperts::Disk && counts.len() < 2;
+        self.require("loan", lent == 0 || may, || format!("{}: {lent} bytes of slots are lent, which cannot be", card.id));
+        // Slots of all layers take turns, smaller experts first: whoever has one more comes first, now and in a prompt.
+        let mut order: Vec<(u64, usize)> = slabs().enumerate().filter(|(_, slab)| *slab > 0).map(|(i, slab)| (slab, i)).collect();
+        order.sort_unstable();
+        let in_turn = |of: &dyn Fn(usize) -> u32| {
+            let counts: Vec<u32> = order.iter().map(|(_, i)| of(*i)).collect();
+            let ends = counts.first().zip(counts.last());
+            counts.is_sorted_by(|a, b| a >= b) && ends.is_none_or(|(most, least)| most - least <= 1)
+        };
+        let held = |i: usize| stage.held[i];
+        let kept = |i: usize| stage.held[i].saturating_sub(stage.lent[i]);
+        let same_length = stage.held.len() == layers.len() && stage.lent.len() == layers.len();
+        self.require("loan", lent == 0 || (same_length && in_turn(&held) && in_turn(&kept)), || {
+            format!("slots do not take turns: {:?}, of which {:?} are lent", stage.held, stage.lent)
+        });
+        let decoding = self.card_rows(stage).filter(|r| matches!(r.lifetime, Lifetime::Always | Lifetime::Decode));
+        let decoding: u64 = decoding.map(|r| r.bytes).sum();
+        let sheet = self.plan.pools.iter().find(|p| p.pool == Pool::Card(stage.card));
+        let room = sheet.map_or(0, |p| p.capacity.saturating_sub(p.floor).saturating_sub(decoding));
+        let missing = stage.held.iter().zip(layers).filter(|(n, l)| l.experts.as_ref().is_some_and(|e| **n < e.count));
+        let slab = missing.filter_map(|(_, l)| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(u64::MAX);
+        let wasted = may && !stage.all_held && self.limits.expert_slots.is_none() && room >= slab;
+        self.require("loan", !wasted, || format!("{room} bytes are unused while no prompt is read"));
     }
 
     fn arenas(&mut self, stage: &PlannedStage) {
@@ -374,10 +416,9 @@ impl<'a> Check<'a> {
         let mut in_place = 0;
         for stage in &self.plan.stages {
             let bytes: u64 = stage
-                .held
-                .iter()
+                .kept()
                 .zip(self.layers(stage))
-                .map(|(n, l)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n)))
+                .map(|(n, l)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(n)))
                 .sum();
             held += bytes;
             if self.machine.cards[stage.card.0].backend == BackendKind::Cpu {

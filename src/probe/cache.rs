@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     fn speeds(ram_read_gbs: f64) -> HostSpeeds {
-        HostSpeeds { ram_read_gbs, cpu_weights_gbs: 1.0, cpu_gmacs: 1.0 }
+        HostSpeeds { ram_read_gbs, cpu_weights_gbs: 1.0, cpu_gmacs: 1.0, workers: 2 }
     }
 
     #[test]

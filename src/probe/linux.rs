@@ -1,6 +1,5 @@
-//! Linux: `/proc/meminfo`, control groups, the limit of locked memory, cores. Parsers take text, so tests can feed them.
+//! Linux: `/proc/meminfo`, control groups, the limit of locked memory. Parsers take text, so tests can feed them.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +19,6 @@ pub fn host() -> Host {
         container_limit: container.map(|(limit, _)| Size(limit)),
         container_used: container.map(|(limit, used)| Size(used.min(limit))),
         memlock_limit: memlock_limit().map(Size),
-        cores: cores(),
         ..super::unknown_host()
     }
 }
@@ -82,23 +80,6 @@ fn memlock_limit() -> Option<u64> {
 /// `max` means no limit; version 1 writes a huge number instead.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse::<u64>().ok().filter(|n| *n < 1 << 60)
-}
-
-/// Cores that this process may use; hardware threads of one core count once.
-fn cores() -> u32 {
-    let allowed = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-    let mut siblings = HashSet::new();
-    for cpu in 0..4096 {
-        let topology = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
-        match fs::read_to_string(topology) {
-            Ok(list) => siblings.insert(list.trim().to_string()),
-            Err(_) => break,
-        };
-    }
-    match siblings.len() as u32 {
-        0 => allowed,
-        cores => cores.min(allowed),
-    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ pub use speeds::HostSpeeds;
 
 use self::cache::{CardSpeeds, Measurements};
 use self::disk::DiskSpeeds;
+use crate::backend::cpu::Topology;
 use crate::backend::discovery::{CardRates, FoundCard, Survey, survey};
 use crate::backend::{FINDERS, Finder};
 use crate::plan::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
@@ -83,6 +84,7 @@ impl<'a> Probe<'a> {
             host.ram_read_gbs = Some(speeds.ram_read_gbs);
             host.cpu_weights_gbs = Some(speeds.cpu_weights_gbs);
             host.cpu_gmacs = Some(speeds.cpu_gmacs);
+            host.workers = Some(speeds.workers).filter(|workers| *workers > 0);
         }
         let survey = survey(self.finders);
         let mut cards = cards::planned(&survey, &host, |card| self.card_rates(card, &mut known));
@@ -94,10 +96,10 @@ impl<'a> Probe<'a> {
 
     fn host_speeds(&self, host: &Host, known: &mut Measurements) -> Option<HostSpeeds> {
         let key = host_key(host);
-        let measure = || HostSpeeds::measure(host.cores as usize);
+        let measure = || HostSpeeds::measure(&Topology::here());
         match (self.effort, known.host(&key)) {
             (Effort::Read, _) => None,
-            (Effort::Known, Some(speeds)) => Some(speeds),
+            (Effort::Known, Some(speeds)) if speeds.workers > 0 => Some(speeds),
             (Effort::Known | Effort::Measure, _) => measure().map(|speeds| known.keep_host(&key, speeds)),
         }
     }
@@ -230,7 +232,8 @@ fn unknown_host() -> Host {
         commit_limit: None,
         commit_used: None,
         page_file: None,
-        cores: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+        cores: Topology::here().cores() as u32,
+        workers: None,
         simd: simd(),
         ram_read_gbs: None,
         cpu_weights_gbs: None,

@@ -1,5 +1,6 @@
 //! How fast the host is: reading memory, and products with quantised weights as the CPU backend does them. One buffer serves
-//! all three measurements; together they take some 0.2 s.
+//! all three measurements; together they take some 0.2 s for each number of
+//! threads that is tried.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -10,9 +11,10 @@ use serde::{Deserialize, Serialize};
 use crate::backend::cpu::kernels::{
     ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, product, quantize_rows,
 };
+use crate::backend::cpu::{Topology, fastest, pin_this_thread};
 use crate::quant::Format;
 
-/// Measured speeds of the host with all cores.
+/// Measured speeds of the host with as many threads as are best.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostSpeeds {
     /// GB/s (10^9) of reading memory that no cache holds: the roof of decoding.
@@ -21,6 +23,9 @@ pub struct HostSpeeds {
     pub cpu_weights_gbs: f64,
     /// Billions of multiply-adds a second with many rows of activations.
     pub cpu_gmacs: f64,
+    /// Threads with which weights were multiplied fastest; 0 if that was not found out.
+    #[serde(default)]
+    pub workers: u32,
 }
 
 /// Far larger than the last-level cache of most PCs, small enough for any machine.
@@ -46,17 +51,32 @@ const PRODUCT_PASSES: usize = 16;
 impl HostSpeeds {
     /// The better of two measurements: whatever else the machine does can only make one too low.
     pub fn best(self, other: HostSpeeds) -> HostSpeeds {
+        let faster = if other.cpu_weights_gbs > self.cpu_weights_gbs || self.workers == 0 { other } else { self };
         HostSpeeds {
+            workers: faster.workers,
             ram_read_gbs: self.ram_read_gbs.max(other.ram_read_gbs),
             cpu_weights_gbs: self.cpu_weights_gbs.max(other.cpu_weights_gbs),
             cpu_gmacs: self.cpu_gmacs.max(other.cpu_gmacs),
         }
     }
 
-    /// Measures with `threads` threads. Takes 128 MiB (more where the cache is larger), which are given back; `None` where
-    /// they cannot be had.
-    pub fn measure(threads: usize) -> Option<HostSpeeds> {
-        let threads = threads.clamp(1, 1024);
+    /// Measures with all numbers of threads that may be the best, and says which is. Takes 128 MiB (more where the cache is
+    /// larger), which are given back; `None` where they cannot be had.
+    pub fn measure(topology: &Topology) -> Option<HostSpeeds> {
+        let order = topology.order();
+        let with = |threads: usize| HostSpeeds::measure_with(&order[..threads.min(order.len())]);
+        let found: Vec<HostSpeeds> = topology.candidates().into_iter().filter_map(with).collect();
+        let rates: Vec<(usize, f64)> = found.iter().map(|s| (s.workers as usize, s.cpu_weights_gbs)).collect();
+        let workers = fastest(&rates)? as u32;
+        // Memory has one speed, however many threads it takes to see it.
+        let ram_read_gbs = found.iter().map(|s| s.ram_read_gbs).fold(0.0, f64::max);
+        let chosen = found.into_iter().find(|s| s.workers == workers)?;
+        Some(HostSpeeds { ram_read_gbs, ..chosen })
+    }
+
+    /// Measures with a thread on each of some processors.
+    fn measure_with(processors: &[usize]) -> Option<HostSpeeds> {
+        let threads = processors.len().max(1);
         let bytes = LEAST_BYTES.max(3 * last_level_cache_bytes());
         let part_bytes = (bytes / threads).next_multiple_of(HUGE_PAGE_BYTES);
         let mut map = MmapMut::map_anon(part_bytes * threads + HUGE_PAGE_BYTES).ok()?;
@@ -68,7 +88,16 @@ impl HostSpeeds {
         let barrier = Barrier::new(threads);
         let times: Vec<Times> = std::thread::scope(|scope| {
             let barrier = &barrier;
-            let readers: Vec<_> = parts.map(|part| scope.spawn(move || measure_part(part, barrier))).collect();
+            let on = |part, processor: Option<&usize>| {
+                let processor = processor.copied();
+                scope.spawn(move || {
+                    if let Some(processor) = processor {
+                        pin_this_thread(processor);
+                    }
+                    measure_part(part, barrier)
+                })
+            };
+            let readers: Vec<_> = parts.enumerate().map(|(i, part)| on(part, processors.get(i))).collect();
             readers.into_iter().filter_map(|r| r.join().ok()).collect()
         });
         let rate = |amount: f64, of: fn(&Times) -> &[f64]| {
@@ -84,6 +113,7 @@ impl HostSpeeds {
             ram_read_gbs: rate(part_bytes as f64, |t| &t.read_s)?,
             cpu_weights_gbs: rate(weights_bytes as f64, |t| &t.decode_s)?,
             cpu_gmacs: rate((PROMPT_ROWS * WIDTH * PROMPT_TOKENS) as f64, |t| &t.prompt_s)?,
+            workers: threads as u32,
         })
     }
 }
@@ -182,7 +212,9 @@ mod tests {
 
     #[test]
     fn speeds_are_believable() {
-        let speeds = HostSpeeds::measure(2).unwrap();
+        let topology = Topology::here();
+        let speeds = HostSpeeds::measure(&topology).unwrap();
+        assert!(topology.candidates().contains(&(speeds.workers as usize)), "{speeds:?}");
         assert!((0.1..1e4).contains(&speeds.ram_read_gbs), "{speeds:?}");
         assert!((0.001..1e4).contains(&speeds.cpu_weights_gbs), "{speeds:?}");
         assert!((0.001..1e6).contains(&speeds.cpu_gmacs), "{speeds:?}");
@@ -190,8 +222,11 @@ mod tests {
 
     #[test]
     fn the_better_measurement_counts() {
-        let a = HostSpeeds { ram_read_gbs: 1.0, cpu_weights_gbs: 5.0, cpu_gmacs: 2.0 };
-        let b = HostSpeeds { ram_read_gbs: 2.0, cpu_weights_gbs: 4.0, cpu_gmacs: 2.0 };
-        assert_eq!(a.best(b), HostSpeeds { ram_read_gbs: 2.0, cpu_weights_gbs: 5.0, cpu_gmacs: 2.0 });
+        let a = HostSpeeds { ram_read_gbs: 1.0, cpu_weights_gbs: 5.0, cpu_gmacs: 2.0, workers: 4 };
+        let b = HostSpeeds { ram_read_gbs: 2.0, cpu_weights_gbs: 4.0, cpu_gmacs: 2.0, workers: 8 };
+        let best = HostSpeeds { ram_read_gbs: 2.0, cpu_weights_gbs: 5.0, cpu_gmacs: 2.0, workers: 4 };
+        assert_eq!((a.best(b), b.best(a)), (best, best));
+        // An entry from before workers were measured.
+        assert_eq!(HostSpeeds { workers: 0, ..a }.best(b).workers, 8);
     }
 }

@@ -30,6 +30,16 @@ pub struct StageBuilder {
     state_bytes: u64,
     ropes: Vec<Rope>,
     programs: Vec<Program>,
+    /// Layers whose slots take turns at the end of the weights arena: the parts of their slabs.
+    shared: Vec<Vec<WeightId>>,
+}
+
+/// Places for the experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlotRoom {
+    pub slots: u32,
+    /// `Some` if the stage lends slots to the buffers of its largest program: so many of the last ones of this layer.
+    pub lent: Option<u32>,
 }
 
 impl StageBuilder {
@@ -50,12 +60,13 @@ impl StageBuilder {
 
     /// The parts of `experts` experts, each expert one slab: its parts follow one another, and slabs follow one another.
     pub fn expert_slabs(&mut self, parts: Vec<MatrixSpec>, experts: u32) -> Vec<WeightId> {
-        self.expert_slots(parts, experts, experts)
+        self.expert_slots(parts, experts, SlotRoom { slots: experts, lent: None })
     }
 
-    /// As [`StageBuilder::expert_slabs`], with room for `slots` of the experts.
-    pub fn expert_slots(&mut self, parts: Vec<MatrixSpec>, experts: u32, slots: u32) -> Vec<WeightId> {
-        let base = self.weights_bytes;
+    /// As [`StageBuilder::expert_slabs`], with room for some of the experts. Slots of layers that lend some of them lie at the
+    /// end of the arena, the first of all layers before the second of all.
+    pub fn expert_slots(&mut self, parts: Vec<MatrixSpec>, experts: u32, SlotRoom { slots, lent }: SlotRoom) -> Vec<WeightId> {
+        let base = if lent.is_some() { 0 } else { self.weights_bytes };
         let mut ids = Vec::with_capacity(parts.len());
         let mut within = 0u64;
         for spec in parts {
@@ -64,9 +75,13 @@ impl StageBuilder {
             ids.push(id);
         }
         for id in &ids {
-            self.weights[id.0 as usize].expert_stride_bytes = within;
+            let weight = &mut self.weights[id.0 as usize];
+            (weight.expert_stride_bytes, weight.slab_bytes, weight.lent) = (within, within, lent.unwrap_or(0).min(slots));
         }
-        self.weights_bytes = base.saturating_add(within.saturating_mul(u64::from(slots)));
+        match lent {
+            Some(_) => self.shared.push(ids.clone()),
+            None => self.weights_bytes = base.saturating_add(within.saturating_mul(u64::from(slots))),
+        }
         ids
     }
 
@@ -86,9 +101,13 @@ impl StageBuilder {
             rows: spec.rows,
             experts,
             slots,
+            lent: 0,
             offset_bytes,
             expert_stride_bytes,
+            slab_bytes: 0,
         });
+        let own = &mut self.weights[id.0 as usize];
+        own.slab_bytes = own.matrix_bytes();
         id
     }
 
@@ -120,7 +139,43 @@ impl StageBuilder {
         self.programs.push(program);
     }
 
-    pub fn finish(self) -> Stage {
+    /// Gives slots that take turns their places, smaller slabs first, and says how many of the last bytes are lent.
+    fn place_shared(&mut self) -> u64 {
+        let mut order = std::mem::take(&mut self.shared);
+        order.sort_by_key(|ids| ids.first().map_or(0, |id| self.weights[id.0 as usize].slab_bytes));
+        let round = order.iter().flat_map(|ids| ids.first()).map(|id| self.weights[id.0 as usize].slab_bytes);
+        let round = round.fold(0, u64::saturating_add);
+        let (mut at, mut end, mut first_lent) = (self.weights_bytes, self.weights_bytes, u64::MAX);
+        for ids in order {
+            let mut slab_bytes = 0;
+            for id in ids {
+                let weight = &mut self.weights[id.0 as usize];
+                weight.offset_bytes = weight.offset_bytes.saturating_add(at);
+                weight.expert_stride_bytes = round;
+                slab_bytes = weight.slab_bytes;
+                let slot = |slot: u32| at.saturating_add(round.saturating_mul(slot.into()));
+                if let Some(last) = weight.slots.checked_sub(1) {
+                    end = end.max(slot(last).saturating_add(slab_bytes));
+                }
+                if weight.lent > 0 {
+                    first_lent = first_lent.min(slot(weight.slots - weight.lent));
+                }
+            }
+            at = at.saturating_add(slab_bytes);
+        }
+        self.weights_bytes = end;
+        end.saturating_sub(first_lent)
+    }
+
+    pub fn finish(mut self) -> Stage {
+        let lent_bytes = self.place_shared();
+        // The program with the most rows borrows the slots; the buffers of the others lie behind them.
+        let most = self.programs.iter().map(|p| p.shape.max_rows).max().unwrap_or(0);
+        let alone = self.programs.len() == 1;
+        for program in self.programs.iter_mut().filter(|p| lent_bytes > 0 && (alone || p.shape.max_rows < most)) {
+            program.buffers.iter_mut().for_each(|b| b.offset_bytes = b.offset_bytes.saturating_add(lent_bytes));
+            program.work_bytes = program.work_bytes.saturating_add(lent_bytes);
+        }
         let work_bytes = self.programs.iter().map(|p| p.work_bytes).max().unwrap_or(0);
         Stage {
             name: self.name,
@@ -131,6 +186,7 @@ impl StageBuilder {
             weights_bytes: self.weights_bytes,
             state_bytes: self.state_bytes,
             work_bytes,
+            lent_bytes,
         }
     }
 }

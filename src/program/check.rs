@@ -49,6 +49,13 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
         if w.matrix_bytes() == 0 {
             return fail(&w.tensor, format!("{} columns are no whole number of {} blocks", w.cols, w.format));
         }
+        let own_bytes = stage.weights_bytes.saturating_sub(stage.lent_bytes);
+        if w.lent > w.slots || (w.lent > 0 && w.slice(w.kept()).offset_bytes < own_bytes) {
+            return fail(&w.tensor, format!("lends {} of {} slots, of which some lie on no work buffer", w.lent, w.slots));
+        }
+        if w.end_of(w.kept()) > own_bytes {
+            return fail(&w.tensor, "lies on bytes of the work arena without lending them".into());
+        }
         if w.slots > w.experts {
             return fail(&w.tensor, format!("{} slots for {} matrices", w.slots, w.experts));
         }
@@ -58,6 +65,10 @@ pub fn check_stage(stage: &Stage) -> Result<(), CheckError> {
     }
     if let Some((first, second)) = overlapping_weights(&stage.weights) {
         return fail(&first.tensor, format!("overlaps {}", second.tensor));
+    }
+    let keeps = |i: &usize| stage.programs.len() == 1 || stage.programs[*i].shape.max_rows < most_rows(stage);
+    if let Some(i) = (0..stage.programs.len()).filter(keeps).find(|i| stage.borrows(*i)) {
+        return fail(&stage.programs[i].name, "lies on slots of experts, which only the program with the most rows may".into());
     }
     for s in &stage.states {
         if s.offset_bytes + s.slot_stride_bytes * u64::from(s.slots) > stage.state_bytes {
@@ -80,7 +91,7 @@ fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDe
         let w_end = w.offset_bytes + w.matrix_bytes();
         let joins = slab.is_some_and(|s| {
             let slab_end = s.offset_bytes + s.expert_stride_bytes;
-            (s.slots, s.expert_stride_bytes) == (w.slots, w.expert_stride_bytes) && w.experts > 1 && w_end <= slab_end
+            s.expert_stride_bytes == w.expert_stride_bytes && w.experts > 1 && w_end <= slab_end
         });
         let free_from = if joins { end } else { all_end };
         match before {
@@ -98,6 +109,10 @@ fn overlapping_weights(weights: &[WeightDecl]) -> Option<(&WeightDecl, &WeightDe
         before = Some(w);
     }
     None
+}
+
+fn most_rows(stage: &Stage) -> u32 {
+    stage.programs.iter().map(|p| p.shape.max_rows).max().unwrap_or(0)
 }
 
 /// Checks shapes, formats, lifetimes and overlaps of one program.
@@ -471,8 +486,10 @@ mod tests {
             rows,
             experts,
             slots: experts,
+            lent: 0,
             offset_bytes,
             expert_stride_bytes,
+            slab_bytes: expert_stride_bytes,
         }
     }
 

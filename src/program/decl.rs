@@ -50,10 +50,15 @@ pub struct WeightDecl {
     /// Matrices that the arena has room for. As many as `experts` where all are held, expert `e` then lies in slot `e`; fewer
     /// where a [`StateKind::ExpertSlots`] tells which expert lies where.
     pub slots: u32,
+    /// Of these, how many of the last lie on bytes that the work arena has as well ([`Stage::lent_bytes`]).
+    pub lent: u32,
     /// First byte of slot 0 in the weights arena.
     pub offset_bytes: u64,
-    /// Distance between two slots. Larger than a matrix where the parts of an expert lie together in one slab.
+    /// Distance between two slots. Larger than a matrix where the parts of an expert lie together in one slab, and larger than a
+    /// slab where the slots of several layers take turns.
     pub expert_stride_bytes: u64,
+    /// Bytes of all parts of an expert, each rounded up to the arena's alignment; of an ordinary matrix its own.
+    pub slab_bytes: u64,
 }
 
 /// What a table of [`StateKind::ExpertSlots`] holds for an expert that lies in no slot.
@@ -81,8 +86,18 @@ impl WeightDecl {
 
     /// End of the last slot's matrix; 0 where there is no slot.
     pub fn end_bytes(&self) -> u64 {
-        let last = self.slots.checked_sub(1).map(|slot| self.slice(slot));
+        self.end_of(self.slots)
+    }
+
+    /// End of the last of so many slots' matrix; 0 for none.
+    pub fn end_of(&self, slots: u32) -> u64 {
+        let last = slots.checked_sub(1).map(|slot| self.slice(slot));
         last.map_or(0, |slice| slice.offset_bytes.saturating_add(slice.len_bytes))
+    }
+
+    /// Slots that lie on no other bytes.
+    pub fn kept(&self) -> u32 {
+        self.slots - self.lent
     }
 
     /// Whether every expert has its own slot.
@@ -381,9 +396,28 @@ pub struct Stage {
     pub state_bytes: u64,
     /// The largest `work_bytes` of the programs.
     pub work_bytes: u64,
+    /// The first so many bytes of the work arena are the last ones of the weights arena. Slots of experts lie there, and buffers of
+    /// the program with the most rows: before it runs, the host makes sure that no table names one of those slots. The buffers of
+    /// the other programs lie behind.
+    pub lent_bytes: u64,
 }
 
 impl Stage {
+    /// Whether a program has buffers on bytes of slots.
+    pub fn borrows(&self, program: usize) -> bool {
+        self.programs[program].buffers.iter().any(|b| b.offset_bytes < self.lent_bytes)
+    }
+
+    /// Bytes of buffers of all programs, and of those that leave the slots alone, whatever is lent. They are equal where one
+    /// program does all.
+    pub fn work_parts(&self) -> (u64, u64) {
+        let needed = |i: usize, p: &Program| if self.borrows(i) { p.work_bytes } else { p.work_bytes - self.lent_bytes };
+        let most = self.programs.iter().map(|p| p.shape.max_rows).max().unwrap_or(0);
+        let all = self.programs.iter().enumerate().map(|(i, p)| needed(i, p)).max().unwrap_or(0);
+        let few = self.programs.iter().enumerate().filter(|(_, p)| p.shape.max_rows < most);
+        (all, few.map(|(i, p)| needed(i, p)).max().unwrap_or(all))
+    }
+
     pub fn weight(&self, id: WeightId) -> &WeightDecl {
         &self.weights[id.0 as usize]
     }

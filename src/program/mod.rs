@@ -10,7 +10,7 @@ mod pack;
 mod print;
 mod traffic;
 
-pub use builder::{MatrixSpec, ProgramBuilder, StageBuilder};
+pub use builder::{MatrixSpec, ProgramBuilder, SlotRoom, StageBuilder};
 pub use check::{CheckError, check_program, check_stage};
 pub use decl::{
     ArenaKind, BufferDecl, BufferId, Element, InputKind, KvFormat, NO_SLOT, OutputKind, Program, Rope, RopeId, RopePairing, Rows,

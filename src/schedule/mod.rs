@@ -258,6 +258,9 @@ impl Pipeline {
             let mut progress = [Progress { segment: 0, ticket: None, done: true }; MAX_STAGES];
             for (stage, w) in busy() {
                 let at = self.place(stage, &windows[w])?;
+                if let Some(experts) = &mut self.experts {
+                    experts.lend(stage, at.program, windows[w].rows.len(), self.stages[stage].backend.as_mut())?;
+                }
                 self.fill_inputs(stage, at.program, w, &windows[w], inputs)?;
                 let ticket = self.stages[stage].start(&at, 0, watch.as_deref_mut())?;
                 progress[stage] = Progress { segment: 0, ticket, done: false };
@@ -276,7 +279,7 @@ impl Pipeline {
                 let at = self.place(stage, &windows[w])?;
                 self.read_outputs(stage, at.program, w, &windows[w], see)?;
                 if let Some(experts) = &mut self.experts {
-                    experts.settle(stage, windows[w].rows.len(), self.stages[stage].backend.as_mut())?;
+                    experts.settle(stage, at.program, windows[w].rows.len(), self.stages[stage].backend.as_mut())?;
                 }
             }
         }
@@ -303,15 +306,17 @@ impl Pipeline {
         let start = Instant::now();
         let ticket = runner.start(at, held, watch.as_deref_mut())?;
         let started = start.elapsed();
-        let outcome = experts.work();
+        let outcome = experts.bring_next(runner.backend.as_mut()).and_then(|()| experts.work());
         // Whatever the host's part has come to, the device must be done before anything else happens to it.
-        let start = Instant::now();
+        let waiting = Instant::now();
         runner.wait(ticket)?;
-        experts.waited_for_card(started + start.elapsed());
+        experts.waited_for_card(started + waiting.elapsed(), start.elapsed());
         outcome?;
         while experts.pass(runner.backend.as_mut())? {
             let ticket = runner.start(at, held, watch.as_deref_mut())?;
+            let outcome = experts.bring_next(runner.backend.as_mut());
             runner.wait(ticket)?;
+            outcome?;
         }
         experts.join(runner.backend.as_mut())?;
         progress.segment = held + 1;

@@ -201,7 +201,7 @@ fn a_card_that_cannot_be_opened_is_named_and_the_others_are_used() {
 }
 
 fn sizes(weights_bytes: u64, state_bytes: u64, work_bytes: u64) -> ArenaSizes {
-    ArenaSizes { weights_bytes, state_bytes, work_bytes, scratch_bytes: 0 }
+    ArenaSizes { weights_bytes, state_bytes, work_bytes, scratch_bytes: 0, lent_bytes: 0 }
 }
 
 fn slice(arena: ArenaKind, offset_bytes: u64, len_bytes: u64) -> Slice {

@@ -3,6 +3,13 @@
 use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+#[cfg(target_os = "linux")]
+use strata::gguf::{GgufWriter, ModelFiles};
+#[cfg(target_os = "linux")]
+use strata::quant::Format;
+
+#[cfg(target_os = "linux")]
+use crate::rig::{command, fixture};
 use crate::rig::{path, random_model, strata};
 
 const PROMPT: [&str; 5] = ["--raw", "--temp", "0", "-n", "24"];
@@ -110,4 +117,71 @@ fn experts_over_the_bus_need_a_place_in_ram_or_leave_to_stay_on_disk() {
     assert!(run("disk").ok().err.contains("; bus "));
     let copied = run("all").ok();
     assert!(copied.err.contains("; bus ") && copied.err.contains("disk 0 %"), "{}", copied.err);
+}
+
+/// The trained model with `count` experts a layer, nearly all of them zeros that take no disk, and a router that spreads its choices.
+#[cfg(target_os = "linux")]
+fn model_of(count: u32, target: &std::path::Path) {
+    let files = ModelFiles::open(fixture("tiny-flash-next-Q8_0.gguf")).unwrap();
+    let mut writer = GgufWriter::new();
+    writer.set_all(files.metadata()).set("qwen4exp.expert_count", count);
+    for tensor in files.tensors() {
+        let mut shape = tensor.shape.clone();
+        if tensor.name.contains("_exps") {
+            shape[2] = count.into();
+            writer.zeros(&tensor.name, &shape, tensor.format).unwrap();
+            continue;
+        }
+        let mut bytes = vec![0; tensor.bytes as usize];
+        files.read_at(tensor, 0, &mut bytes).unwrap();
+        if tensor.name.ends_with("ffn_gate_inp.weight") {
+            shape[1] = count.into();
+            let value = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+            bytes = (0..shape[0] * shape[1]).flat_map(|i| value(i + 1).to_le_bytes()).collect();
+            assert_eq!(tensor.format, Format::F32);
+        }
+        writer.tensor(&tensor.name, &shape, tensor.format, bytes).unwrap();
+    }
+    writer.write_file(target).unwrap();
+}
+
+/// A model of twice the RAM that it may use stays within that, and does not swap.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_model_larger_than_its_ram_runs_within_its_budget_and_does_not_swap() {
+    const BUDGET_MIB: u64 = 640;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("large.gguf");
+    model_of(768, &model);
+    let model_bytes = std::fs::metadata(&model).unwrap().len();
+    assert!(model_bytes > (2 * BUDGET_MIB) << 20, "{model_bytes}");
+    let budget = format!("{BUDGET_MIB} MiB");
+    let flags = ["--device", "cpu", "--ctx-size", "128", "-ub", "16", "--ram-experts", "disk", "--ram-budget", &budget];
+    let args = [&["run", "-m", path(&model), "--json"], &flags[..], &PROMPT[..], &[TEXT]].concat();
+    let child = command(&args).spawn().unwrap();
+    // What the system counts while it runs, and not only at its end.
+    let status = format!("/proc/{}/status", child.id());
+    let watch = std::thread::spawn(move || {
+        let (mut peak_kib, mut swap_kib) = (0u64, 0u64);
+        while let Ok(text) = std::fs::read_to_string(&status) {
+            let kib = |key: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(key));
+                line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok())
+            };
+            let Some(now_kib) = kib("VmHWM:") else { break };
+            peak_kib = peak_kib.max(now_kib);
+            swap_kib = swap_kib.max(kib("VmSwap:").unwrap_or(0));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        (peak_kib, swap_kib)
+    });
+    let json = crate::rig::Ran::from(child.wait_with_output().unwrap()).json();
+    let (peak_kib, swap_kib) = watch.join().unwrap();
+    let own = json["report"]["memory"]["peak_bytes"].as_u64().unwrap();
+    let peak = own.max(peak_kib << 10);
+    println!("{} MiB resident at most, {} MiB of model, {BUDGET_MIB} MiB of budget", peak >> 20, model_bytes >> 20);
+    assert!(peak_kib > 0 && peak <= (BUDGET_MIB << 20), "{} MiB resident", peak >> 20);
+    assert_eq!(swap_kib, 0);
+    let tiers = &json["report"]["tiers"];
+    assert!(tiers["disk_calls"].as_u64() > Some(0) && tiers["card_calls"].as_u64() > Some(0), "{tiers}");
 }

@@ -51,7 +51,7 @@ fn slices_outside_an_arena_are_refused() {
 #[test]
 fn memory_that_does_not_exist_is_an_error() {
     let mut backend = CpuBackend::new(CpuOptions::new(Mode::Reference)).unwrap();
-    let sizes = ArenaSizes { weights_bytes: 1 << 60, state_bytes: 0, work_bytes: 0, scratch_bytes: 0 };
+    let sizes = ArenaSizes { weights_bytes: 1 << 60, state_bytes: 0, work_bytes: 0, scratch_bytes: 0, lent_bytes: 0 };
     assert!(matches!(backend.open(sizes), Err(BackendError::OutOfMemory { bytes, .. }) if bytes == 1 << 60));
     backend.open(ArenaSizes { weights_bytes: 256, ..sizes }).unwrap();
     assert!(backend.open(sizes).is_err(), "arenas are opened once");

@@ -10,8 +10,8 @@ use strata::backend::cpu::kernels::Simd;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
-    ExpertMatrix, InputKind, KvFormat, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, Stage,
-    StageBuilder, StateId, StateKind, View, WeightDecl, WeightId, check_stage,
+    ExpertMatrix, InputKind, KvFormat, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, SlotRoom,
+    Stage, StageBuilder, StateId, StateKind, View, WeightDecl, WeightId, check_stage,
 };
 use strata::quant::Format;
 use strata::units::TokenId;
@@ -186,7 +186,7 @@ impl Bed {
         let spec =
             |w: WeightDecl| MatrixSpec { tensor: format!("{} in slots", w.tensor), format: w.format, cols: w.cols, rows: w.rows };
         let specs: Vec<MatrixSpec> = parts.iter().map(|m| spec(decl(m))).collect();
-        let ids = self.stage.expert_slots(specs, slot_of.len() as u32, slots);
+        let ids = self.stage.expert_slots(specs, slot_of.len() as u32, SlotRoom { slots, lent: None });
         let mut copies = vec![];
         for (m, id) in parts.iter().zip(&ids) {
             let own = self.weights.iter().filter(|(weight, _, _)| weight == &m.weight);

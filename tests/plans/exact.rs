@@ -107,8 +107,8 @@ fn measured_arenas_replace_the_estimates_byte_by_byte() {
     let plan = decide(&model, &machine, &measured, false).unwrap();
     assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
     assert_eq!(plan.stages.iter().map(|s| s.arenas).collect::<Vec<_>>(), arenas);
-    let row = plan.row("virtual:0/measured-work").unwrap();
-    assert_eq!((row.consumer, row.bytes), (Consumer::MeasuredWork, arenas[0].work_bytes));
+    let row = plan.row("virtual:0/measured-prompt").unwrap();
+    assert_eq!((row.consumer, row.bytes), (Consumer::MeasuredPrompt, arenas[0].work_bytes));
     // The driver may take a bounded amount more; a virtual card has no driver.
     let used = plan.pools[0].used;
     assert!(plan.unexplained("virtual:0", used).unwrap().explained);
@@ -150,6 +150,7 @@ fn real_stages(files: &ModelFiles, plan: &Plan) -> Vec<Stage> {
             kv: KvFormat::F16,
             versions: if s.draft { s.draft_window + 1 } else { 1 },
             expert_slots: None,
+            lent_slots: None,
             programs: vec![("decode".into(), shape(s.decode_rows, s.decode_rows)), ("prompt".into(), shape(s.chunk, s.slots))],
         };
         model.config.stage(&Tensors::new(files), &options).unwrap()
@@ -181,7 +182,8 @@ fn the_real_model_builds_the_stages_that_were_planned() {
         built.push(StageArenas {
             weights_bytes: stage.weights_bytes,
             state_bytes: stage.state_bytes,
-            work_bytes: stage.work_bytes,
+            work_bytes: stage.work_parts().0,
+            decode_work_bytes: stage.work_parts().1,
             scratch_bytes: planned.arenas.scratch_bytes,
             host_scratch_bytes: 12_345,
             experts_inside: true,

@@ -152,6 +152,7 @@ impl Random {
             commit_limit: windows.then(|| Size(ram + self.between(1024, 60_000) * MIB)),
             commit_used: windows.then_some(Size(1024 * MIB)),
             page_file: windows.then(|| Size(self.between(0, 60_000) * MIB)),
+            workers: None,
             cores: self.between(1, 64) as u32,
             simd: None,
             ram_read_gbs: self.rate(10, 200),

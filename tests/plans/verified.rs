@@ -40,6 +40,15 @@ const BROKEN: &[Broken] = &[
             }
         },
     },
+    Broken { rule: "loan", what: "a loan without a row", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::LentSlots) },
+    Broken { rule: "loan", what: "lent by a layer that has its turn later", breaks: |p| p.stages[0].lent[0] += 3 },
+    Broken { rule: "experts", what: "more lent than held", breaks: |p| p.stages[0].lent[0] = 10_000 },
+    Broken { rule: "homes", what: "lent experts nowhere in RAM", breaks: |p| p.stages[0].lent.fill(0) },
+    Broken {
+        rule: "overlap",
+        what: "slots and prompt buffers at the same time",
+        breaks: |p| row(p, Consumer::LentSlots).lifetime = Lifetime::Always,
+    },
     Broken { rule: "arenas", what: "an arena that is too small", breaks: |p| p.stages[0].arenas.state_bytes -= 256 },
     Broken { rule: "rows", what: "a row twice", breaks: |p| p.rows.push(p.rows[0].clone()) },
     Broken { rule: "rows", what: "no reason", breaks: |p| p.rows[3].formula.clear() },

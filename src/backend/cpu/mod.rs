@@ -16,10 +16,13 @@ mod ops;
 mod pool;
 mod prepare;
 mod sync;
+mod topology;
 mod vector;
 mod view;
 
+pub use self::affinity::pin_this_thread;
 pub use self::kernels::Rounding;
+pub use self::topology::{Topology, fastest};
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -89,32 +92,36 @@ impl CpuOptions {
 #[derive(Debug)]
 struct Arenas {
     sizes: ArenaSizes,
-    weights: Mapping,
+    /// Weights, then work, which may begin before the weights end.
+    weights_and_work: Mapping,
     state: Mapping,
-    work: Mapping,
 }
 
 impl Arenas {
-    fn open(sizes: ArenaSizes, huge_pages: bool) -> Result<Arenas, BackendError> {
-        let map = |arena| {
-            let bytes = sizes.get(arena);
+    /// With the pages on `nodes` in turn, where there are several. Also why that could not be, if it could not.
+    fn open(sizes: ArenaSizes, huge_pages: bool, nodes: &[usize]) -> Result<(Arenas, Option<String>), BackendError> {
+        let map = |arena, bytes| {
             let failed = |reason| BackendError::OutOfMemory { device: ID.into(), arena, bytes, reason };
             Mapping::new(bytes, huge_pages).map_err(failed)
         };
-        let (weights, state, work) = (map(ArenaKind::Weights)?, map(ArenaKind::State)?, map(ArenaKind::Work)?);
-        Ok(Arenas { sizes, weights, state, work })
+        let together = sizes.weights_bytes.saturating_add(sizes.own_work_bytes());
+        let (weights_and_work, state) = (map(ArenaKind::Weights, together)?, map(ArenaKind::State, sizes.state_bytes)?);
+        let spread = |mapping: &Mapping| if nodes.len() > 1 { mapping.spread(nodes).err() } else { None };
+        let refusal = spread(&weights_and_work).or_else(|| spread(&state));
+        Ok((Arenas { sizes, weights_and_work, state }, refusal))
     }
 
     fn bytes_mut(&mut self, slice: Slice) -> Result<&mut [u8], BackendError> {
         let arena_bytes = self.sizes.get(slice.arena);
-        let mapping = match slice.arena {
-            ArenaKind::Weights => &mut self.weights,
-            ArenaKind::State => &mut self.state,
-            ArenaKind::Work => &mut self.work,
+        let (mapping, from) = match slice.arena {
+            ArenaKind::Weights => (&mut self.weights_and_work, 0),
+            ArenaKind::State => (&mut self.state, 0),
+            ArenaKind::Work => (&mut self.weights_and_work, self.sizes.work_from_bytes()),
         };
         let range = slice.offset_bytes.checked_add(slice.len_bytes).filter(|end| *end <= arena_bytes);
-        // Both ends fit: the mapping has `arena_bytes` bytes.
-        let bytes = range.and_then(|end| mapping.bytes_mut().get_mut(slice.offset_bytes as usize..end as usize));
+        // Both ends fit: the mapping has `from + arena_bytes` bytes.
+        let bytes =
+            range.and_then(|end| mapping.bytes_mut().get_mut((from + slice.offset_bytes) as usize..(from + end) as usize));
         bytes.ok_or_else(|| BackendError::OutOfBounds {
             device: ID.into(),
             what: format!("a slice of {} bytes at {}", slice.len_bytes, slice.offset_bytes),
@@ -129,6 +136,8 @@ impl Arenas {
 pub struct CpuBackend {
     options: CpuOptions,
     facts: DeviceFacts,
+    /// Nodes of memory that the threads are near to.
+    nodes: Vec<usize>,
     pool: Pool,
     arenas: Option<Arenas>,
     prepared: Vec<Prepared>,
@@ -149,7 +158,9 @@ fn rejected(problem: String) -> BackendError {
 
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<CpuBackend, BackendError> {
-        let pool = Pool::new(options.threads, options.pin_threads).map_err(rejected)?;
+        let topology = Topology::here();
+        let processors = if options.pin_threads { topology.order() } else { vec![] };
+        let pool = Pool::new(options.threads, &processors).map_err(rejected)?;
         let plural = if pool.threads() == 1 { "" } else { "s" };
         let arithmetic = match options.mode {
             Mode::Reference => "scalar reference".to_string(),
@@ -164,6 +175,7 @@ impl CpuBackend {
         Ok(CpuBackend {
             options,
             facts,
+            nodes: topology.nodes(),
             pool,
             arenas: None,
             prepared: vec![],
@@ -183,7 +195,7 @@ impl CpuBackend {
     /// Why that is refused; in words.
     pub fn pin_weights(&mut self, piece: Range<u64>, pinner: &dyn Pinner) -> Result<(), String> {
         let arenas = self.arenas.as_mut().ok_or("no arenas are open")?;
-        arenas.weights.pin(piece.start as usize..piece.end as usize, pinner)
+        arenas.weights_and_work.pin(piece.start as usize..piece.end as usize, pinner)
     }
 
     /// What kernels are made for; `None` in reference mode.
@@ -232,10 +244,13 @@ impl CpuBackend {
             return Err(rejected(format!("program {} has not been prepared", id.0)));
         };
         let (private, shared) = scratch.bytes_mut().split_at_mut(*private_bytes * pool.threads());
+        let sizes = arenas.sizes;
+        let (weights, work_from) = (sizes.weights_bytes as usize, sizes.work_from_bytes() as usize);
+        let both = Memory::new(arenas.weights_and_work.bytes_mut());
         let run = Run {
-            weights: Memory::new(arenas.weights.bytes_mut()),
+            weights: both.part(0..weights),
             state: Memory::new(arenas.state.bytes_mut()),
-            work: Memory::new(arenas.work.bytes_mut()),
+            work: both.part(work_from..work_from + sizes.work_bytes as usize),
             shared: Memory::new(shared),
             private: Memory::new(private),
             private_bytes: *private_bytes,
@@ -304,7 +319,11 @@ impl Backend for CpuBackend {
             return Err(rejected("the arenas are open already".into()));
         }
         self.late_allocations += u64::from(self.frozen);
-        self.arenas = Some(Arenas::open(sizes, self.options.huge_pages)?);
+        let (arenas, refusal) = Arenas::open(sizes, self.options.huge_pages, &self.nodes)?;
+        if let Some(reason) = refusal {
+            self.facts.detail += &format!(", memory not spread over {} nodes: {reason}", self.nodes.len());
+        }
+        self.arenas = Some(arenas);
         Ok(())
     }
 
@@ -382,6 +401,10 @@ impl Backend for CpuBackend {
         let own: usize = self.prepared.iter().map(Prepared::own_bytes).sum();
         let scratch_bytes = (self.scratch.len() + own) as u64;
         MemoryReport { arenas_bytes, scratch_bytes, late_allocations: self.late_allocations }
+    }
+
+    fn lends_slots(&self) -> bool {
+        true
     }
 
     /// Results do not depend on the number of threads.

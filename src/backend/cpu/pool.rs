@@ -54,11 +54,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers, each on its own processor where `pin` and the system allow it.
-    pub fn new(threads: NonZeroUsize, pin: bool) -> Result<Pool, String> {
+    /// Starts `threads - 1` workers, each on its own processor of `processors`, where there are enough and the system allows it. The
+    /// first one is left to the caller.
+    pub fn new(threads: NonZeroUsize, processors: &[usize]) -> Result<Pool, String> {
         let members = threads.get();
         let shared = Arc::new(Shared { barrier: Barrier::new(members), job: JobSlot::default() });
-        let processors = if pin { affinity::allowed_processors() } else { vec![] };
         let mut pool = Pool { shared: shared.clone(), workers: Vec::with_capacity(members - 1), poisoned: false };
         for index in 1..members {
             let shared = shared.clone();
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     fn pool(threads: usize) -> Pool {
-        Pool::new(NonZeroUsize::new(threads).unwrap(), false).unwrap()
+        Pool::new(NonZeroUsize::new(threads).unwrap(), &[]).unwrap()
     }
 
     #[test]

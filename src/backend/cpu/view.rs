@@ -48,6 +48,13 @@ impl<'a> Memory<'a> {
         Memory { base: bytes.as_mut_ptr(), len: bytes.len(), owner: PhantomData }
     }
 
+    /// A piece of the memory, which may share bytes with other pieces. Panics outside the memory, as a place would.
+    pub fn part(self, bytes: Range<usize>) -> Memory<'a> {
+        assert!(bytes.start <= bytes.end && bytes.end <= self.len, "a piece lies outside its memory");
+        // SAFETY: inside the memory, as just checked. The piece gives access under the same contract.
+        Memory { base: unsafe { self.base.add(bytes.start) }, len: bytes.len(), owner: PhantomData }
+    }
+
     /// The address of `len` elements from byte `offset`. Panics outside the memory: places are checked in `prepare`.
     fn address<T: Pod>(&self, offset: usize, len: usize) -> *mut T {
         let end = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));

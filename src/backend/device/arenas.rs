@@ -12,28 +12,42 @@ pub struct Arenas {
     pub sizes: ArenaSizes,
     weights: DeviceMemory,
     state: DeviceMemory,
-    work: DeviceMemory,
+    /// `None`: work begins before the end of the weights, and is one piece with them.
+    work: Option<DeviceMemory>,
 }
 
 impl Arenas {
     /// # Errors
     /// The arena that the driver refused.
     pub fn open(context: &Arc<Context>, sizes: ArenaSizes) -> Result<Arenas, (ArenaKind, DriverError)> {
-        let take = |arena| DeviceMemory::new(context, sizes.get(arena)).map_err(|error| (arena, error));
-        let (weights, state, work) = (take(ArenaKind::Weights)?, take(ArenaKind::State)?, take(ArenaKind::Work)?);
+        let take = |arena, bytes| DeviceMemory::new(context, bytes).map_err(|error| (arena, error));
+        let apart = sizes.lent_bytes == 0;
+        let behind = if apart { 0 } else { sizes.own_work_bytes() };
+        let weights = take(ArenaKind::Weights, sizes.weights_bytes.saturating_add(behind))?;
+        let state = take(ArenaKind::State, sizes.state_bytes)?;
+        let work = if apart { Some(take(ArenaKind::Work, sizes.work_bytes)?) } else { None };
         Ok(Arenas { sizes, weights, state, work })
     }
 
-    fn memory(&self, arena: ArenaKind) -> &DeviceMemory {
-        match arena {
-            ArenaKind::Weights => &self.weights,
-            ArenaKind::State => &self.state,
-            ArenaKind::Work => &self.work,
+    /// The memory of an arena, and where in it the arena begins.
+    fn memory(&self, arena: ArenaKind) -> (&DeviceMemory, u64) {
+        match (arena, &self.work) {
+            (ArenaKind::Weights, _) => (&self.weights, 0),
+            (ArenaKind::State, _) => (&self.state, 0),
+            (ArenaKind::Work, Some(work)) => (work, 0),
+            (ArenaKind::Work, None) => (&self.weights, self.sizes.work_from_bytes()),
         }
     }
 
     pub fn piece(&self, arena: ArenaKind, offset_bytes: u64, len_bytes: u64) -> Option<DevicePiece> {
-        self.memory(arena).piece(offset_bytes, len_bytes)
+        offset_bytes.checked_add(len_bytes).filter(|end| *end <= self.sizes.get(arena))?;
+        let (memory, from) = self.memory(arena);
+        memory.piece(from + offset_bytes, len_bytes)
+    }
+
+    fn address(&self, arena: ArenaKind) -> DeviceAddress {
+        let (memory, from) = self.memory(arena);
+        memory.address().plus(from)
     }
 }
 
@@ -84,9 +98,9 @@ impl Scratch {
 /// Where a region of a program begins.
 pub fn region(arenas: &Arenas, scratch: &Scratch, region: Region) -> DeviceAddress {
     match region {
-        Region::Weights => arenas.weights.address(),
-        Region::State => arenas.state.address(),
-        Region::Work => arenas.work.address(),
+        Region::Weights => arenas.address(ArenaKind::Weights),
+        Region::State => arenas.address(ArenaKind::State),
+        Region::Work => arenas.address(ArenaKind::Work),
         Region::Scratch => scratch.memory.address(),
     }
 }

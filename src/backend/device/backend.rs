@@ -139,6 +139,16 @@ impl DeviceBackend {
         })
     }
 
+    /// Where `bytes` bytes go, no more and no fewer than the slice has.
+    fn target_of(&self, to: Slice, bytes: usize) -> Result<DevicePiece, BackendError> {
+        self.check_alive()?;
+        let piece = self.piece(to)?;
+        if piece.bytes() != bytes {
+            return Err(self.rejected(format!("{bytes} bytes for a slice of {}", piece.bytes())));
+        }
+        Ok(piece)
+    }
+
     /// Takes host memory for copies if there is none yet.
     fn provide(&mut self, slot_bytes: usize) -> Result<(), BackendError> {
         if self.copies.is_provided() {
@@ -300,12 +310,14 @@ impl Backend for DeviceBackend {
     }
 
     fn upload(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
-        self.check_alive()?;
-        let piece = self.piece(to)?;
-        if piece.bytes() != bytes.len() {
-            return Err(self.rejected(format!("{} bytes for a slice of {}", bytes.len(), piece.bytes())));
-        }
+        let piece = self.target_of(to, bytes.len())?;
         self.copy_in(piece, bytes, "a copy to the card")
+    }
+
+    fn upload_beside(&mut self, to: Slice, bytes: &[u8]) -> Result<(), BackendError> {
+        let piece = self.target_of(to, bytes.len())?;
+        self.provide(LOAD_SLOT_BYTES)?;
+        self.copies.copy_in_beside(piece, bytes).map_err(|error| self.failed("a copy to the card", error))
     }
 
     fn host_bytes_mut(&mut self, _slice: Slice) -> Option<&mut [u8]> {
@@ -313,11 +325,7 @@ impl Backend for DeviceBackend {
     }
 
     fn download(&mut self, from: Slice, bytes: &mut [u8]) -> Result<(), BackendError> {
-        self.check_alive()?;
-        let piece = self.piece(from)?;
-        if piece.bytes() != bytes.len() {
-            return Err(self.rejected(format!("{} bytes for a slice of {}", bytes.len(), piece.bytes())));
-        }
+        let piece = self.target_of(from, bytes.len())?;
         self.copy_out(piece, bytes)
     }
 
@@ -386,6 +394,10 @@ impl Backend for DeviceBackend {
         let steps = self.prepared[program.0].steps(segment).unwrap_or_default();
         let run = |device: &mut Self, step| device.run_step(program, step);
         trace_steps(self, |device| device.prepared[program.0].program(), steps, params, run, see)
+    }
+
+    fn lends_slots(&self) -> bool {
+        true
     }
 
     fn pinner(&self) -> Option<Box<dyn Pinner>> {

@@ -104,8 +104,13 @@ impl Copies {
 
     /// Copies bytes to a card. They have left `from` when this returns, but may still be on their way.
     pub fn copy_in(&mut self, to: DevicePiece, from: &[u8], finished: &Event) -> Result<(), DriverError> {
-        assert_eq!(to.bytes(), from.len());
         self.order(finished)?;
+        self.copy_in_beside(to, from)
+    }
+
+    /// As [`Copies::copy_in`], without waiting for what the card computes: it does not touch these bytes.
+    pub fn copy_in_beside(&mut self, to: DevicePiece, from: &[u8]) -> Result<(), DriverError> {
+        assert_eq!(to.bytes(), from.len());
         let (mut done, mut in_place) = (0, false);
         while done < from.len() {
             done += match self.pinned.lead(&from[done..]) {
