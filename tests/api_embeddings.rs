@@ -168,8 +168,9 @@ fn texts_are_tokens_with_their_end_and_lists_keep_their_order() {
     // A control token that is typed in is text.
     let typed = ask(&server, PATH, &json!({ "input": "<end>" }));
     assert_eq!(typed["usage"]["prompt_tokens"], 6);
-    let status = get(&server, "/v1/status").json();
-    assert_eq!((&status["recent"][0]["outcome"], &status["totals"]["failed"]), (&json!("embedded"), &json!(0)));
+    let status = || get(&server, "/v1/status").json();
+    eventually("all are recorded", || status()["totals"]["done"] == 61);
+    assert_eq!((&status()["recent"][0]["outcome"], &status()["totals"]["failed"]), (&json!("embedded"), &json!(0)));
 }
 
 #[test]

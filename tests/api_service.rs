@@ -204,6 +204,7 @@ fn times_of_the_engine_count_once_however_many_answers_share_a_window() {
     let start = Instant::now();
     ask(&server, CHAT, &json!({ "messages": user("Tell me a story."), "ignore_eos": true, "max_tokens": 300, "n": 4 }));
     let most = start.elapsed().as_secs_f64();
+    eventually("all are recorded", || total(&server, "done") == 4);
     let status = get(&server, "/v1/status").json();
     let seconds = |key: &str| status["totals"][key].as_f64().unwrap();
     assert!(seconds("decode_seconds") > 0.0 && seconds("prompt_seconds") > 0.0);
@@ -350,7 +351,7 @@ fn a_step_that_takes_too_long_is_seen_with_what_it_was_about() {
     let hook: StepHook = Arc::new(move |_| held.lock().unwrap().recv().unwrap_or_default());
     let server = with_hook(1, hook).start();
     let status = || server.app().service.status();
-    assert!(!status().is_stalled(Duration::ZERO), "an idle engine is not stalled");
+    eventually("an idle engine is not stalled", || !status().is_stalled(Duration::ZERO));
     let pending = send(&server, "POST", CHAT, &[], &json!({ "messages": user(FRANCE), "max_tokens": 3 }).to_string());
     eventually("the step takes long", || status().is_stalled(Duration::from_millis(50)));
     let activity = get(&server, "/v1/status").json()["activity"].clone();

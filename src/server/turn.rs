@@ -204,7 +204,7 @@ impl Turn {
             }
             Event::Done(outcome) => self.finish(*outcome),
             // The service gives what was asked for; this is for a defect in it.
-            Event::Embedded { .. } => {
+            Event::Embedded(_) => {
                 self.over = true;
                 self.ready.push_back(Out::Failed(ApiError::new(Kind::Internal, "the engine gave an embedding, not text")));
             }

@@ -33,8 +33,9 @@ fn checkpoints(tokenizer: &Tokenizer, prompt: &[TokenId], every: usize) -> Vec<u
     let mut marks: Vec<usize> = turns.first().into_iter().chain(&turns[last..]).copied().collect();
     marks.extend((1..).map(|n| n * every.max(1)).take_while(|at| *at < prompt.len()));
     marks.retain(|at| *at < prompt.len());
-    if marks.iter().all(|at| at + NEAR_THE_END_TOKENS < prompt.len()) {
-        marks.extend(prompt.len().checked_sub(1).filter(|at| *at > 0));
+    // The beginning counts as a mark: a short text is as soon read again.
+    if marks.iter().chain(&[0]).all(|at| at + NEAR_THE_END_TOKENS < prompt.len()) {
+        marks.push(prompt.len() - 1);
     }
     marks.sort_unstable();
     marks.dedup();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::answer::Answer;
-use super::{Event, Queued, Reply, Request, ServiceError, Wanted};
+use super::{Embedded, Event, Queued, Reply, Request, ServiceError, Wanted};
 use crate::engine::{Embedding, EmbeddingProgress, Engine, EngineError, GenerateError, GenerationStats};
 use crate::experts::TierStats;
 use crate::state::Sequence;
@@ -85,7 +85,7 @@ impl<'t> Task<'t> {
                 EmbeddingProgress::Vector(vector) => {
                     // Nothing goes on from a text that was embedded, so nothing of it is kept.
                     engine.rollback(sequence, 0).map_err(StepError::Engine)?;
-                    Ok(Event::Embedded { vector, stats: embedding.stats() })
+                    Ok(Event::Embedded(Box::new(Embedded { vector, stats: embedding.stats() })))
                 }
             },
         }

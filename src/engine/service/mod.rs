@@ -113,6 +113,14 @@ pub struct Outcome {
     pub reasoning_tokens: usize,
 }
 
+/// The end of a request for an embedding.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embedded {
+    /// Of length 1.
+    pub vector: Vec<f32>,
+    pub stats: GenerationStats,
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// The request has a slot. `cached` tokens of its prompt need not be read.
@@ -131,24 +139,20 @@ pub enum Event {
         chosen: Chosen,
     },
     Done(Box<Outcome>),
-    /// The end of a request for an embedding: a vector of length 1.
-    Embedded {
-        vector: Vec<f32>,
-        stats: GenerationStats,
-    },
+    Embedded(Box<Embedded>),
     Failed(ServiceError),
 }
 
 impl Event {
     pub fn is_terminal(&self) -> bool {
-        matches!(self, Event::Done(_) | Event::Embedded { .. } | Event::Failed(_))
+        matches!(self, Event::Done(_) | Event::Embedded(_) | Event::Failed(_))
     }
 
     /// How a request ended that ended well, in a word.
     fn end(&self) -> Option<String> {
         match self {
             Event::Done(outcome) => Some(outcome.finish.name().to_owned()),
-            Event::Embedded { .. } => Some("embedded".to_owned()),
+            Event::Embedded(_) => Some("embedded".to_owned()),
             _ => None,
         }
     }

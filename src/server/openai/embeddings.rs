@@ -135,7 +135,7 @@ async fn embed(app: &App, tokens: Vec<TokenId>) -> Result<Vec<f32>, ApiError> {
     let _cancel = CancelOnDrop(Arc::clone(&request.cancel));
     app.service.submit(request, sink(sender))?;
     match receiver.await {
-        Ok(Event::Embedded { vector, .. }) => Ok(vector),
+        Ok(Event::Embedded(embedded)) => Ok(embedded.vector),
         Ok(Event::Failed(error)) => Err(error.into()),
         // The service promises a terminal event of the kind that was asked for; this is for a defect in it.
         _ => Err(ApiError::new(Kind::Internal, "the engine went away without an embedding")),
