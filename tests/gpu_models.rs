@@ -149,7 +149,7 @@ fn arenas_that_cannot_be_had_are_errors_that_name_card_and_arena() {
 #[test]
 fn every_refused_buffer_is_an_error_that_names_card_and_row_and_the_device_lives_on() {
     let Some(card) = software_card() else { return };
-    let files = ModelFiles::open(&model_path(RANDOM)).expect("the model opens");
+    let files = ModelFiles::open(model_path(RANDOM)).expect("the model opens");
     let model = Model::open(&files).expect("the model is valid");
     let options = exact_options().stage_options(0..model.dims().layers);
     let stage = Arc::new(model.config.stage(&Tensors::new(&files), &options).expect("a stage"));
