@@ -156,8 +156,10 @@ fn slots_that_prompts_borrow_change_no_bit_and_come_back() {
 
 #[test]
 fn a_short_prompt_borrows_fewer_slots_than_a_long_one() {
-    let mut engine =
-        open_on(&model_path(TRAINED[0]), Mode::Fast, &[8], lending(Mode::Fast, (1, 7), ExpertOptions::default())).unwrap();
+    /// A chunk whose buffers are many times as large as an expert.
+    const LONG: u32 = 256;
+    let options = OpenOptions { prompt_rows: LONG, ..lending(Mode::Fast, (1, 7), ExpertOptions::default()) };
+    let mut engine = open_on(&model_path(TRAINED[0]), Mode::Fast, &[8], options).unwrap();
     let mut s = engine.start().unwrap();
     let mut lent_by = |prompt: u32| {
         engine.rollback(&mut s, 0).unwrap();
@@ -167,7 +169,7 @@ fn a_short_prompt_borrows_fewer_slots_than_a_long_one() {
         last_logits(&mut engine, &mut s, &tokens(prompt));
         engine.tier_stats().unwrap().lent - before
     };
-    let (decode, short, long) = (lent_by(8), lent_by(9), lent_by(CHUNK));
+    let (decode, short, long) = (lent_by(8), lent_by(9), lent_by(LONG));
     assert!(decode == 0 && 0 < short && short < long, "{decode}, {short}, {long}");
 }
 
