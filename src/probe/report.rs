@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::cards::shares_host_memory;
 use super::{Probed, interface_of, kind_of};
+use crate::backend::cpu::Topology;
 use crate::backend::discovery::{FoundCard, Standing};
 use crate::plan::{BackendKind, Card, Disk, DriverKind, Host, Os, Size};
 use crate::units::HumanBytes;
@@ -38,6 +39,9 @@ impl From<Size> for SizeReport {
 struct HostReport<'a> {
     os: Os,
     cores: u32,
+    /// Hardware threads that this process may use, and the nodes of memory that they are near to.
+    threads: usize,
+    memory_nodes: usize,
     simd: Option<&'a str>,
     ram_total: SizeReport,
     ram_available: SizeReport,
@@ -56,9 +60,12 @@ struct HostReport<'a> {
 impl<'a> From<&'a Host> for HostReport<'a> {
     fn from(host: &'a Host) -> HostReport<'a> {
         let size = |size: Option<Size>| size.map(SizeReport::from);
+        let topology = Topology::here();
         HostReport {
             os: host.os,
             cores: host.cores,
+            threads: topology.threads(),
+            memory_nodes: topology.nodes().len(),
             simd: host.simd.as_deref(),
             ram_total: host.ram_total.into(),
             ram_available: host.ram_available.into(),
@@ -244,7 +251,13 @@ impl Probed {
 fn host_text(out: &mut String, host: &Host) {
     let simd = host.simd.as_deref().unwrap_or("no known vector instructions");
     let (total, available) = (HumanBytes(host.ram_total.0), HumanBytes(host.ram_available.0));
-    let _ = writeln!(out, "host: {} core(s), {simd}; RAM {total}, {available} available", host.cores);
+    let topology = Topology::here();
+    let (threads, nodes) = (topology.threads(), topology.nodes().len());
+    let _ = writeln!(
+        out,
+        "host: {} core(s), {threads} thread(s), {nodes} memory node(s), {simd}; RAM {total}, {available} available",
+        host.cores
+    );
     let limits = [
         ("container limit", host.container_limit),
         ("container used", host.container_used),

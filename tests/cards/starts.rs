@@ -15,7 +15,7 @@ use strata::engine::{EngineError, LoadProgress, OpenOptions, Want};
 use strata::gguf::ModelFiles;
 use strata::launch::{Audience, Launch, LaunchError, Launched, open_planned};
 use strata::model::Model;
-use strata::plan::{KvType, Limits, Machine, Size, parse_layer_split};
+use strata::plan::{DriverKind, KvType, Limits, Machine, Os, Size, parse_layer_split};
 use strata::probe::{Effort, Probe};
 use strata::schedule::ScheduleError;
 use strata::units::TokenId;
@@ -205,7 +205,8 @@ fn a_card_that_is_being_given_back_is_waited_for() {
 fn a_small_page_file_refuses_before_loading() {
     let sim = Sim::cuda(TWO);
     let mut prepared = launch(&sim);
-    prepared.machine.host.os = strata::plan::Os::Windows;
+    prepared.machine.host.os = Os::Windows;
+    prepared.machine.cards.iter_mut().for_each(|card| card.driver = DriverKind::Wddm);
     (prepared.machine.host.commit_limit, prepared.machine.host.commit_used) = (Some(Size(6 << 30)), Some(Size(5 << 30)));
     let before = sim.counter("alloc-calls");
     let Err(error) = open_planned(prepared.clone(), &mut ()) else { panic!("it cannot open") };

@@ -64,6 +64,11 @@ impl Topology {
         self.ranked().filter(|(_, rank)| *rank == 0).count().min(self.most).max(1)
     }
 
+    /// Hardware threads that this process may use.
+    pub fn threads(&self) -> usize {
+        self.processors.len()
+    }
+
     /// Nodes of memory that the processors are near to, in order.
     pub fn nodes(&self) -> Vec<usize> {
         let mut nodes: Vec<usize> = self.processors.iter().map(|p| p.node).collect();
