@@ -34,19 +34,18 @@ def main():
     parser.add_argument("--swaps", default="2")
     args = parser.parse_args()
     slots = [int(n) for n in args.slots.split(",")]
-    header = json.loads(strata(args.binary, "plan", "-m", args.model, "--machine", args.machine, "--json").stdout)
-    layers = sum(len(stage["held"]) for stage in header["stages"])
+    planned = json.loads(strata(args.binary, "plan", "-m", args.model, "--machine", args.machine, "--json").stdout)
+    layers = sum(len(stage["held"]) for stage in planned["plan"]["stages"])
 
     def flags(count):
         wish = ["--expert-slots", str(count * layers), "--expert-swaps", args.swaps]
-        run = ["--raw", "--temp", "0", "--ignore-eos", "-n", args.tokens, "-c", "512"]
+        run = ["--raw", "--temp", "0", "--ignore-eos", "-n", args.tokens, "--ctx-size", "512"]
         return ["-m", args.model, "--machine", args.machine, *wish, *run]
 
     recorded = slots[min(1, len(slots) - 1)]
     with tempfile.NamedTemporaryFile(suffix=".trace") as trace:
-        traced = strata(args.binary, "trace", "-o", trace.name, *flags(recorded), PROMPT)
+        strata(args.binary, "trace", "-o", trace.name, *flags(recorded), PROMPT)
         lines = json.loads(strata(args.binary, "replay", trace.name, "--slots", args.slots, "--json").stdout)
-    del traced
     predicted = {line["slots"]: line["decode_tokens_per_second"] for line in lines}
     hits = {line["slots"]: line["card_hit_rate"] for line in lines}
     measured = {count: [] for count in slots}

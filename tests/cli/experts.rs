@@ -152,7 +152,7 @@ fn a_model_larger_than_its_ram_runs_within_its_budget_and_does_not_swap() {
     const BUDGET_MIB: u64 = 640;
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("large.gguf");
-    model_of(768, &model);
+    model_of(832, &model);
     let model_bytes = std::fs::metadata(&model).unwrap().len();
     assert!(model_bytes > (2 * BUDGET_MIB) << 20, "{model_bytes}");
     let budget = format!("{BUDGET_MIB} MiB");
