@@ -53,12 +53,29 @@ fn fed(case: Case, total: usize, cut: &[usize]) -> Vec<(String, Vec<Vec<u32>>)> 
 
 /// `make` gives the same case every time.
 fn check(what: &str, total: usize, make: impl Fn() -> Case) {
+    compare(what, total, make, |_, found, expected| found == expected);
+}
+
+fn compare(what: &str, total: usize, make: impl Fn() -> Case, alike: impl Fn(&str, &[Vec<u32>], &[Vec<u32>]) -> bool) {
     let whole = fed(make(), total, &[total]);
     for cut in CUTS {
         for ((name, found), (_, expected)) in fed(make(), total, cut).iter().zip(&whole) {
-            assert!(found == expected, "{what}, {name}: windows of {cut:?} rows differ from one of {total}");
+            assert!(alike(name, found, expected), "{what}, {name}: windows of {cut:?} rows differ from one of {total}");
         }
     }
+}
+
+/// CUDA and HIP take the delta rule of a prompt in chunks, which add in another order than steps do.
+fn alike_in_chunks(name: &str, found: &[Vec<u32>], expected: &[Vec<u32>]) -> bool {
+    if !(name.starts_with("CUDA") || name.starts_with("HIP")) {
+        return found == expected;
+    }
+    found.iter().zip(expected).all(|(found, expected)| {
+        let of = |words: &[u32]| words.iter().map(|word| f64::from(f32::from_bits(*word))).collect::<Vec<f64>>();
+        let (found, expected) = (of(found), of(expected));
+        let largest = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        found.len() == expected.len() && found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * largest)
+    })
 }
 
 fn plain(weight: WeightId, out: View) -> MatMulPart {
@@ -155,7 +172,7 @@ fn the_indexer_and_attention_to_chosen_blocks() {
 #[test]
 fn convolution_and_delta_rule() {
     let (key_heads, heads, dk, dv) = (2u32, 4u32, 40u32, 24u32);
-    check("recurrent ops", TOTAL, || {
+    let make = || {
         let mut bed = Bed::new(TOTAL as u32, 1);
         let width = 2 * key_heads * dk + heads * dv;
         let raw = bed.input("raw", width);
@@ -177,5 +194,6 @@ fn convolution_and_delta_rule() {
             [raw, decay, beta, gate].map(|view| (view, bed.noise.floats(TOTAL * view.width as usize))).to_vec();
         inputs[1].1.iter_mut().for_each(|decay| *decay = -decay.abs());
         Case { bed, inputs, outputs: vec![qkv, out] }
-    });
+    };
+    compare("recurrent ops", TOTAL, make, alike_in_chunks);
 }
