@@ -104,8 +104,8 @@ struct Bound {
     /// Bytes a token that the card reads, and that the processor works through.
     card_bytes: u64,
     processor_bytes: u64,
-    /// 10^9 bytes a second of either: a card's memory as it was measured, the processor on experts as it was when they were loaded. A
-    /// card that the processor plays has the processor's rate.
+    /// 10^9 bytes a second of either: memory as it was measured, a card's own or RAM where the processor plays it, and the processor on
+    /// experts as it was when they were loaded.
     card_gb_per_second: f64,
     processor_gb_per_second: f64,
     card_seconds: f64,
@@ -117,10 +117,9 @@ struct Bound {
 }
 
 impl Bound {
-    fn new(row_bytes: u64, tiers: &TierStats, rates: &Rates, card_gbs: Option<f64>, tokens_per_second: f64) -> Bound {
+    fn new(row_bytes: u64, tiers: &TierStats, rates: &Rates, card_gbs: f64, tokens_per_second: f64) -> Bound {
         let processor_bytes = tiers.processor_bytes / tiers.tokens.max(1);
         let card_bytes = row_bytes.saturating_sub(processor_bytes);
-        let card_gbs = card_gbs.unwrap_or(rates.processor_bytes_s / 1e9);
         let (card_s, processor_s) =
             (card_bytes as f64 / (card_gbs * 1e9), processor_bytes as f64 / rates.processor_bytes_s.max(1.0));
         let bound = 1.0 / rates.together_s(card_s, processor_s).max(1e-12);
@@ -292,9 +291,8 @@ impl Bench {
         let gb_per_second = (test.kind == Kind::Generate).then_some(bytes * median / 1e9);
         let tiers = before.zip(loaded.engine.tier_stats()).map(|(before, now)| now - before);
         let measured = loaded.engine.pipeline().experts.as_ref().map(Experts::rates);
-        let bound = tiers.zip(measured).filter(|_| test.kind == Kind::Generate && test.depth == 0);
-        let card_gbs = loaded.memory_gbs.filter(|_| !loaded.played);
-        let bound = bound.map(|(tiers, measured)| Bound::new(bytes as u64, &tiers, &measured, card_gbs, median));
+        let bound = tiers.zip(measured).zip(self.roof).filter(|_| test.kind == Kind::Generate && test.depth == 0);
+        let bound = bound.map(|((tiers, measured), roof)| Bound::new(bytes as u64, &tiers, &measured, roof, median));
         Ok(Outcome {
             bound,
             test: test.name(),

@@ -195,9 +195,8 @@ impl OpenModel {
             note(format!("note: {notice}"));
         }
         let memory_gbs = memory_gbs(&launched, &machine);
-        let played = launched.plan.stages.iter().all(|stage| !machine.cards[stage.card.0].backend.has_kernels());
         let Launched { engine, plan, cards } = launched;
-        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs, played })
+        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
     }
 }
 
@@ -310,8 +309,6 @@ pub struct Loaded {
     pub load_time: Duration,
     /// GB/s (10^9) of the memory that a token's bytes are read from, where it could be measured.
     pub memory_gbs: Option<f64>,
-    /// The processor plays the cards, or is the device.
-    pub played: bool,
 }
 
 impl Loaded {
