@@ -19,7 +19,7 @@ const TEXT: &str = "Once upon a time there was a river";
 fn card(mib: u32) -> tempfile::NamedTempFile {
     static CARDS: AtomicU32 = AtomicU32::new(0);
     let number = 100 + CARDS.fetch_add(1, Ordering::Relaxed);
-    let host = "[host]\nos = \"linux\"\nram_total = \"16 GiB\"\nram_available = \"12 GiB\"\ncores = 2\n";
+    let host = "[host]\nos = \"linux\"\nram_total = \"16 GiB\"\nram_available = \"12 GiB\"\ncores = 2\nram_read_gbs = 20.0\n";
     let card = format!(
         "[[card]]\nid = \"virtual:{number}\"\nname = \"a small card\"\nbackend = \"virtual\"\ndriver = \"none\"\ntotal = \"{mib} MiB\"\n\
          free = \"{mib} MiB\"\nmemory_gbs = 10.0\nbus_gbs = 8.0\ncompute_tflops = 0.1\n"
