@@ -3,10 +3,11 @@
 
 use super::limits::{KvType, Limits, RamExperts};
 use super::machine::{BackendKind, Card, Machine, Os};
-use super::model::{ConvFacts, LayerFacts, Mixer, PlanModel};
+use super::model::{ConvFacts, LayerFacts, LayerWork, Mixer, PlanModel};
 use super::refusal::Refusal;
 use super::rules::{self, CardRates, DriverBytes, HostRates, Notes};
 use super::size::MAX_SIZE_BYTES;
+use super::work::{self, WorkTable};
 
 /// Index of a card in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -46,6 +47,12 @@ pub struct Context<'a> {
     pub notes: Notes,
     /// Usable RAM and commit, where slots must heed them because experts may stay on disk.
     pub host_usable: Option<(u64, u64)>,
+    /// Rows of a window whose scores are wanted, at most.
+    pub outputs: u32,
+    /// Buffers of layers, packed.
+    pub work: WorkTable,
+    /// The widest buffer of each form of a layer.
+    pub widest_floats: Vec<u64>,
     popularity: Vec<(u32, Vec<f64>)>,
     /// Layers by rising slab size: extra slots go to the smallest first.
     pub by_slab: Vec<usize>,
@@ -76,7 +83,11 @@ impl<'a> Context<'a> {
         }
         let mut by_slab: Vec<usize> = (0..model.layers.len()).filter(|&l| model.layers[l].experts.is_some()).collect();
         by_slab.sort_by_key(|&l| (model.layers[l].experts.as_ref().map_or(0, |e| e.slab_bytes), l));
-        let ctx = Context {
+        let all_rows = model.wants_all_rows;
+        let usual = if all_rows { u32::MAX } else { limits.slots.min(rules::JOINT_ROWS) * limits.window_rows() };
+        let outputs = limits.outputs.unwrap_or(usual);
+        let widest = |w: &LayerWork| w.partial.iter().filter(|b| !b.per_output).map(|b| b.row_bytes / 4).max().unwrap_or(0);
+        let mut ctx = Context {
             model,
             machine,
             limits,
@@ -88,9 +99,13 @@ impl<'a> Context<'a> {
             host_rates,
             notes,
             host_usable: None,
+            outputs,
+            work: WorkTable::new(std::iter::empty()),
+            widest_floats: model.work.iter().map(widest).collect(),
             popularity,
             by_slab,
         };
+        ctx.work = WorkTable::new(ctx.chunks().into_iter().flat_map(|chunk| work::shapes(&ctx, chunk)));
         Ok(ctx)
     }
 
@@ -144,6 +159,8 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
         ("a number of slots of", limits.slots, rules::MAX_SLOTS),
         ("--draft-window", limits.draft_window, rules::MAX_DRAFT_WINDOW),
         ("--resident-kv", limits.resident_kv.unwrap_or(1), rules::MAX_CONTEXT),
+        ("rows of a decode window", limits.least_decode_rows, rules::MAX_CHUNK),
+        ("rows that are taken back", limits.undo_tokens.saturating_add(1), rules::MAX_CHUNK),
         ("the prompt of the workload of", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
     ];
     if let Some((flag, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
@@ -176,11 +193,11 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
             state / (1u64 << 40) as f64
         ));
     }
-    if limits.stage_arenas.iter().flatten().any(|arenas| arenas.largest() > MAX_SIZE_BYTES) {
-        return wrong("a measured arena is more than 1024 TiB, which no PC has".into());
+    if limits.scratch.iter().flatten().any(|s| s.card_bytes.max(s.host_bytes) > MAX_SIZE_BYTES) {
+        return wrong("measured scratch is more than 1024 TiB, which no PC has".into());
     }
-    if limits.stage_arenas.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
-        return wrong("measured arenas need an explicit layer split with as many stages".into());
+    if limits.scratch.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
+        return wrong("measured scratch needs an explicit layer split with as many stages".into());
     }
     check_split(model, limits)
 }
@@ -189,7 +206,7 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
 fn state_bytes(model: &PlanModel, limits: &Limits) -> f64 {
     let cells =
         f64::from(limits.context.unwrap_or(model.trained_context.min(super::limits::DEFAULT_CONTEXT))) + cell_block(model) as f64;
-    let versions = f64::from(limits.window_rows());
+    let versions = f64::from(limits.versions());
     let conv = |c: &ConvFacts| (f64::from(c.rows) + versions) * f64::from(c.channels) * 4.0;
     let draft = model.draft.as_ref().map(|d| &d.block);
     let of_layer = |layer: &LayerFacts| {

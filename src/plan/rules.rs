@@ -211,6 +211,9 @@ pub const CHUNKS: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
 /// The largest of them for the CPU: weights are unpacked to its caches, and more rows gain nothing.
 pub const CPU_CHUNK: u32 = 512;
 
+/// Sequences that the server computes in one window; the answers of more take several.
+pub const JOINT_ROWS: u32 = 8;
+
 /// Queries of a chunk that are scored at a time.
 pub const SCORE_ROWS: u64 = 256;
 

@@ -3,9 +3,11 @@
 mod bounds;
 mod extract;
 mod header;
+mod programs;
 mod work;
 
 pub use header::{MetaValue, ModelHeader, TensorRow};
+pub use programs::{LayerWork, WorkBuffer, WorkForms};
 
 use serde::Serialize;
 use thiserror::Error;
@@ -22,6 +24,8 @@ pub enum ModelFactsError {
     TooFew,
     #[error("architecture '{arch}' is not known to the planner; known are {known}")]
     Architecture { arch: String, known: String },
+    #[error("its programs cannot be made: {problem}")]
+    Programs { problem: String },
     #[error("it holds only the draft block of a model: give it with --draft-file, beside the model's own file")]
     DraftOnly,
     #[error("{file} does not belong to this model: {problem}")]
@@ -57,6 +61,17 @@ pub struct IndexFacts {
     pub ratio: u32,
     /// Tokens that are attended at most, beside the open block.
     pub budget: u32,
+    /// Of the layer's dense weights, those that only the indexer needs.
+    pub weights_bytes: u64,
+}
+
+impl IndexFacts {
+    /// Whether a cache of so many cells is large enough for the indexer ever to leave out a block. Otherwise the layer attends to
+    /// everything, and nothing of the indexer is loaded.
+    pub fn is_needed(&self, cells: u64) -> bool {
+        let ratio = u64::from(self.ratio.max(1));
+        cells / ratio > u64::from(self.budget) / ratio
+    }
 }
 
 /// What a layer remembers of the tokens before.
@@ -80,10 +95,35 @@ pub struct LayerFacts {
     pub mixer: Mixer,
     /// Convolution of the n-gram embedding, on its layer.
     pub ngram_conv: Option<ConvFacts>,
-    /// Floats of one row that live at the same time while the layer runs, without the residual streams.
-    pub work_floats: u64,
-    /// The widest single buffer of these.
-    pub widest_floats: u64,
+    /// Buffers of its programs, in [`PlanModel::work`].
+    pub work: WorkForms,
+}
+
+impl LayerFacts {
+    /// The indexer, if a cache of so many cells needs one.
+    pub fn index(&self, cells: u64) -> Option<IndexFacts> {
+        match self.mixer {
+            Mixer::Attention { index, .. } => index.filter(|i| i.is_needed(cells)),
+            Mixer::Delta { .. } => None,
+        }
+    }
+
+    /// Dense weights as they are loaded for a cache of so many cells.
+    pub fn dense_bytes(&self, cells: u64) -> u64 {
+        let unused = match self.mixer {
+            Mixer::Attention { index: Some(i), .. } if !i.is_needed(cells) => i.weights_bytes,
+            _ => 0,
+        };
+        self.dense.bytes.saturating_sub(unused)
+    }
+
+    /// The place of its buffers in [`PlanModel::work`] for a cache of so many cells.
+    pub fn work_at(&self, cells: u64) -> usize {
+        match self.mixer {
+            Mixer::Attention { index: Some(i), .. } if !i.is_needed(cells) => self.work.short,
+            _ => self.work.usual,
+        }
+    }
 }
 
 /// A table of rows that stays in the model files; the host reads single rows.
@@ -136,8 +176,10 @@ pub struct PlanModel {
     pub head: DenseFacts,
     /// The output matrix is a copy of the embedding.
     pub tied_head: bool,
-    /// Floats of one row while the head runs, without streams and logits.
-    pub head_work_floats: u64,
+    /// Buffers of layers, each form once. Those of the first and the last layer include what comes before and after the layers.
+    pub work: Vec<LayerWork>,
+    /// Every row of a window gives an output, whatever is asked for: embeddings that are a mean.
+    pub wants_all_rows: bool,
     pub embedding: TableFacts,
     pub ngram: Option<NgramFacts>,
     pub draft: Option<DraftFacts>,
