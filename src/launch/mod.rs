@@ -363,11 +363,13 @@ fn built_arenas(planned: &PlannedStage, model: &PlanModel, stage: &Stage) -> Sta
     let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
     let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
     let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
+    let (prompt_work_bytes, decode_work_bytes) = stage.work_parts();
     StageArenas {
         weights_bytes: weights_bytes.saturating_sub(if planned.all_held { 0 } else { slots }),
         state_bytes,
         work_bytes,
-        decode_work_bytes: stage.work_parts().1,
+        prompt_work_bytes,
+        decode_work_bytes,
         ..planned.arenas
     }
 }

@@ -125,7 +125,8 @@ pub struct StageArenas {
     pub state_bytes: u64,
     /// Buffers of all programs, and the slots that lie on them.
     pub work_bytes: u64,
-    /// Buffers of decode windows alone.
+    /// Buffers of prompts, and of decode windows alone.
+    pub prompt_work_bytes: u64,
     pub decode_work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,

@@ -33,8 +33,8 @@ pub use limits::{
 };
 pub use machine::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
 pub use model::{
-    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, LayerWork, MetaValue, Mixer, ModelFactsError,
-    ModelHeader, NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts, WorkBuffer, WorkForms,
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, FormatBytes, IndexFacts, LayerFacts, LayerWork, MetaValue, Mixer,
+    ModelFactsError, ModelHeader, NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts, WorkBuffer, WorkForms,
 };
 pub use planner::{
     Alternative, Capability, CardCheck, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, fits, plan,

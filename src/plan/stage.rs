@@ -2,7 +2,7 @@
 //! rows and the refusals, so that they cannot disagree.
 
 use super::consumer::{Arena, Consumer, Lifetime};
-use super::context::{Context, kv_cell_bytes};
+use super::context::{Context, LayerRates, kv_cell_bytes};
 use super::limits::{LayerRange, StageScratch};
 use super::model::{LayerFacts, Mixer};
 use super::rules;
@@ -44,13 +44,6 @@ impl StageBytes {
     fn decoding(&self) -> u64 {
         let [always, _, decode] = self.sums;
         always + decode
-    }
-
-    /// Bytes of the work arena while no prompt is read, without slots.
-    pub fn decode_work(&self) -> u64 {
-        let held = |c: &&Consumer| c.arena() == Arena::Work && matches!(c.lifetime(), Lifetime::Always | Lifetime::Decode);
-        let all = Consumer::ALL.iter().filter(held).map(|c| self.get(*c)).sum::<u64>();
-        all - self.get(Consumer::LentSlots)
     }
 
     pub fn arena(&self, arena: Arena) -> u64 {
@@ -332,7 +325,7 @@ pub fn delta_bytes(value_heads: u32, key_dim: u32, value_dim: u32) -> u64 {
 pub fn scratch_floats(ctx: &Context<'_>, range: LayerRange) -> u64 {
     let experts = ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref());
     let used = experts.map(|e| u64::from(e.used)).max().unwrap_or(0);
-    used * u64::from(ctx.model.width) + work::widest_floats(ctx, range) * 3 / 4
+    used * u64::from(ctx.model.width) + work::product_floats(ctx, range) * 3 / 4
 }
 
 /// Rows of the largest window.
@@ -394,26 +387,29 @@ fn stage_times(
     pinned: PinnedShare,
 ) -> StageTimes {
     let rates = &ctx.cards[card].rates;
-    let host = &ctx.host_rates;
     let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
     let memory = rates.memory_gbs * 1e9;
-    // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
-    let missed = (host.cpu_weights_gbs.max(rates.bus_gbs) * 1e9).min(memory);
+    let as_cpu = ctx.cards[card].reads_as_cpu;
     let bus = rates.bus_gbs * 1e9;
     let calls = f64::from(ctx.limits.joint_rows()).powf(0.75);
     let rows = f64::from(ctx.limits.workload.prompt_tokens.min(chunk));
     let depth = f64::from(ctx.limits.workload.prompt_tokens);
-    let (mut decode, mut macs, mut dense, mut streamed) = (0.0, 0.0, 0.0, 0.0);
+    let (mut decode, mut macs, mut dense_read_s, mut streamed) = (0.0, 0.0, 0.0, 0.0);
     // Layers mostly have the same numbers of experts.
     let mut last_touched = ((0, 0), 0.0);
-    for (layer, (&held, &kept)) in ctx.model.layers[range.indices()].iter().zip(held.iter().zip(kept)) {
-        decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
-        dense += layer.dense.bytes as f64;
+    let layers = ctx.model.layers[range.indices()].iter().zip(&ctx.cpu[range.indices()]);
+    for ((layer, cpu), (&held, &kept)) in layers.zip(held.iter().zip(kept)) {
+        let of_weights = if as_cpu { *cpu } else { LayerRates { dense: memory, experts: memory } };
+        let dense_s = layer.dense.bytes as f64 / of_weights.dense;
+        decode += rates.layer_overhead_s + dense_s + state_read(ctx, layer, depth) / memory;
+        dense_read_s += dense_s;
         macs += layer.dense.params as f64 * (1.0 + DENSE_HALF_ROWS / rows.max(1.0));
         if let Some(e) = &layer.experts {
             let hit = ctx.hit(e.count, held);
             let read = (f64::from(e.used) * calls).min(f64::from(e.count)) * e.slab_bytes as f64;
-            decode += read * (hit / memory + (1.0 - hit) / missed);
+            // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
+            let missed = cpu.experts.max(bus).min(of_weights.experts);
+            decode += read * (hit / of_weights.experts + (1.0 - hit) / missed);
             // Few rows an expert fill a matrix kernel badly.
             let rows_each = rows * f64::from(e.used) / f64::from(e.count);
             macs += f64::from(e.used) * e.params as f64 * (1.0 + EXPERT_HALF_ROWS / rows_each.max(1.0));
@@ -425,13 +421,14 @@ fn stage_times(
         }
     }
     if last {
-        decode += ctx.model.head.bytes as f64 / memory + draft_time(ctx, rates.layer_overhead_s, memory);
+        let head_rate = ctx.cpu.last().filter(|_| as_cpu).map_or(memory, |cpu| cpu.dense);
+        decode += ctx.model.head.bytes as f64 / head_rate + draft_time(ctx, rates.layer_overhead_s, memory);
     }
     let transfer = if first { 0.0 } else { ctx.model.stream_floats() as f64 * 4.0 / bus };
     let latency = if first { 0.0 } else { rules::HAND_OFF_LATENCY_S };
     decode += transfer * f64::from(ctx.limits.joint_rows()) + latency;
     let compute = 2.0 * macs * rows / (rates.tflops * 1e12);
-    let fixed = dense / memory + rates.layer_overhead_s * f64::from(range.len()) + transfer * rows + latency;
+    let fixed = dense_read_s + rates.layer_overhead_s * f64::from(range.len()) + transfer * rows + latency;
     let prompt_s = pinned.0.map(|share| {
         let stream_s = streamed * (share / bus + (1.0 - share) / (bus * PAGEABLE_RATE));
         fixed + compute.max(stream_s)

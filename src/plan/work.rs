@@ -118,9 +118,9 @@ fn program_work(ctx: &Context<'_>, range: LayerRange, shape: ShapeClass, is_part
     most
 }
 
-/// The widest buffer of a row of the window, in floats.
-pub fn widest_floats(ctx: &Context<'_>, range: LayerRange) -> u64 {
+/// Floats of the widest row that a product with weights takes.
+pub fn product_floats(ctx: &Context<'_>, range: LayerRange) -> u64 {
     let draft = ctx.model.draft.as_ref().filter(|_| ctx.limits.draft && range.end as usize == ctx.layers());
     let layers = ctx.model.layers[range.indices()].iter().chain(draft.map(|d| &d.block));
-    layers.map(|l| ctx.widest_floats.get(l.work_at(ctx.cells)).copied().unwrap_or(0)).max().unwrap_or(0)
+    layers.filter_map(|l| ctx.model.work.get(l.work_at(ctx.cells))).map(|w| w.product_floats).max().unwrap_or(0)
 }

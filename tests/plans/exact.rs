@@ -101,6 +101,7 @@ impl Subject {
             weights_bytes: stage.weights_bytes - if planned.all_held { 0 } else { slots },
             state_bytes: stage.state_bytes,
             work_bytes: stage.work_bytes,
+            prompt_work_bytes: stage.work_parts().0,
             decode_work_bytes: stage.work_parts().1,
             ..planned.arenas
         }

@@ -1,12 +1,15 @@
 //! Random models, machines and wishes, from a seed.
 
+use std::collections::BTreeMap;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use strata::plan::{
-    BackendKind, Card, ConvFacts, DenseFacts, Disk, DraftFacts, DriverKind, ExpertFacts, HeldCards, Host, IndexFacts, KvType,
-    LayerFacts, LayerRange, LayerWork, Limits, MACHINE_VERSION, Machine, Mixer, NgramFacts, Os, PlanModel, RamExperts, Size,
-    TableFacts, VisionFacts, WorkBuffer, WorkForms,
+    BackendKind, Card, ConvFacts, DenseFacts, Disk, DraftFacts, DriverKind, ExpertFacts, FormatBytes, HeldCards, Host,
+    IndexFacts, KvType, LayerFacts, LayerRange, LayerWork, Limits, MACHINE_VERSION, Machine, Mixer, NgramFacts, Os, PlanModel,
+    RamExperts, Size, TableFacts, VisionFacts, WorkBuffer, WorkForms,
 };
+use strata::quant::Format;
 
 pub struct Random(ChaCha8Rng);
 
@@ -68,6 +71,7 @@ impl Random {
             vocab,
             trained_context: 131_072,
             layers,
+            head_formats: FormatBytes(vec![(Format::Q6_K, head.bytes)]),
             head,
             tied_head: self.chance(20),
             work,
@@ -109,6 +113,7 @@ impl Random {
             slab_bytes: 256 * self.between(1, 70_000),
             params: self.between(1000, 5_000_000),
             formats: "IQ3_S/IQ3_S/IQ4_NL".into(),
+            by_format: FormatBytes(vec![(Format::IQ3_S, 2000), (Format::IQ4_NL, 1200)]),
         });
         let ngram_conv = ngram.then_some(ConvFacts { rows: 9, channels: floats });
         let form = self.between(0, FORMS as u64 - 1) as usize;
@@ -117,7 +122,8 @@ impl Random {
         if let Mixer::Attention { index: Some(i), .. } = &mixer {
             dense.bytes += i.weights_bytes;
         }
-        LayerFacts { dense, experts, mixer, ngram_conv, work }
+        let dense_formats = FormatBytes(vec![(self.of(&[Format::Q4_K, Format::Q8_0, Format::IQ3_S]), dense.bytes)]);
+        LayerFacts { dense, dense_formats, experts, mixer, ngram_conv, work }
     }
 
     /// The residual, and a few buffers of a layer one after the other; with a table of experts also their results.
@@ -131,7 +137,7 @@ impl Random {
         }
         let mut partial = whole.clone();
         partial.extend(experts.map(|(_, used)| buffer(used * width, (last / 2, last), false)));
-        LayerWork { whole, partial }
+        LayerWork { whole, partial, product_floats: self.of(&[256, 10_240]) }
     }
 
     /// A last layer: behind it the scores of the rows that are wanted.
@@ -141,7 +147,7 @@ impl Random {
             let scores = WorkBuffer { per_output: true, ..buffer(vocab, (end, end), false) };
             buffers.iter().copied().chain([scores]).collect()
         };
-        LayerWork { whole: behind(&layer.whole), partial: behind(&layer.partial) }
+        LayerWork { whole: behind(&layer.whole), partial: behind(&layer.partial), ..*layer }
     }
 
     pub fn card(&mut self, i: usize, os: Os) -> Card {
@@ -182,6 +188,13 @@ impl Random {
         Card { pci: self.chance(50).then(|| format!("0000:0{i}:00.0")), ..card }
     }
 
+    /// Of some formats, those of the models among them.
+    fn format_rates(&mut self) -> BTreeMap<String, f64> {
+        let formats = [Format::Q4_K, Format::IQ3_S, Format::IQ4_NL, Format::Q2_K];
+        let rates = formats.map(|format| (Host::format_key(format), self.rate(2, 60).filter(|_| self.chance(30))));
+        rates.into_iter().filter_map(|(key, rate)| Some((key, rate?))).collect()
+    }
+
     pub fn machine(&mut self) -> Machine {
         let os = self.of(&[Os::Linux, Os::Linux, Os::Windows, Os::Wsl]);
         let ram = self.between(1500, 16_000) * MIB;
@@ -204,6 +217,7 @@ impl Random {
             ram_read_gbs: self.rate(10, 200),
             cpu_weights_gbs: self.rate(5, 100),
             cpu_gmacs: self.rate(20, 800),
+            cpu_format_gbs: self.format_rates(),
         };
         let mut cards: Vec<Card> = (0..self.between(0, 3) as usize).map(|i| self.card(i, os)).collect();
         if cards.len() > 1 && self.chance(25) {

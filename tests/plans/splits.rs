@@ -279,21 +279,24 @@ fn a_fast_card_that_grows_leaves_a_slow_one_out_for_speed_alone() {
         pc
     };
     let limits = Limits { context: Some(32_768), kv: KvType::Int8, prefill: Some(512), ..Limits::default() };
-    let (mut falls, mut before): (u32, Option<Plan>) = (0, None);
+    let (mut left_out, mut before): (u32, Option<Plan>) = (0, None);
     for fast_gib in 3..=20 {
         let after = planned(&model, &pc(fast_gib, true), &limits).unwrap();
+        println!("{fast_gib} GiB: {}, {} experts, {:.2} s", after.split_text(), after.held_experts, after.predicted.objective_s);
         if let Some(before) = before.filter(|before| before.held_experts > after.held_experts) {
-            falls += 1;
-            assert_eq!((before.stages.len(), after.stages.len()), (2, 1));
             assert!(after.predicted.objective_s < before.predicted.objective_s);
-            // To hold on to as many would be slower than without the slow card: it would not be useless, it would do harm.
-            let alone = planned(&model, &pc(fast_gib, false), &limits).unwrap();
-            assert_eq!(alone.predicted.objective_s, after.predicted.objective_s);
+            // The split of before still holds as many experts; it is slower.
             let kept = planned(&model, &pc(fast_gib, true), &before.fixed(&limits, None)).unwrap();
             assert!(kept.held_experts >= before.held_experts);
-            assert!(kept.predicted.objective_s > alone.predicted.objective_s);
+            assert!(kept.predicted.objective_s > after.predicted.objective_s);
+            if after.stages.len() == 1 {
+                left_out += 1;
+                // As fast as without the slow card: with it any plan would be slower.
+                let alone = planned(&model, &pc(fast_gib, false), &limits).unwrap();
+                assert_eq!(alone.predicted.objective_s, after.predicted.objective_s);
+            }
         }
         before = Some(after);
     }
-    assert_eq!(falls, 1);
+    assert_eq!(left_out, 1);
 }

@@ -96,9 +96,10 @@ fn of_layer(layer: &LayerFacts) -> Vec<Bound> {
     bounds
 }
 
-fn of_work(work: &LayerWork) -> [Bound; 2] {
+fn of_work(work: &LayerWork) -> [Bound; 3] {
     let bytes = |buffers: &[WorkBuffer]| buffers.iter().map(|b| u128::from(b.row_bytes)).sum();
-    [&work.whole, &work.partial].map(|buffers| ("bytes of a layer's buffers for a row", bytes(buffers), MAX_ROW_BYTES))
+    let of = |buffers| ("bytes of a layer's buffers for a row", bytes(buffers), MAX_ROW_BYTES);
+    [of(&work.whole), of(&work.partial), ("floats of a product's row", work.product_floats.into(), MAX_ROW_BYTES / 4)]
 }
 
 fn of_experts(experts: &ExpertFacts) -> [Bound; 3] {

@@ -6,8 +6,8 @@ use super::bounds::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, MAX_STREAMS};
 use super::programs::{self, BuiltLayer, WorkForms, place_of};
 use super::work::{WorkShapes, draft_work};
 use super::{
-    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader, NgramFacts,
-    PlanModel, TableFacts, TensorRow, VisionFacts,
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, FormatBytes, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader,
+    NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
 use crate::plan::bounds::one_line;
 use crate::program::{ARENA_ALIGN_BYTES, align_up};
@@ -178,7 +178,11 @@ impl<'a> Reader<'a> {
             return Err(ModelFactsError::Metadata { key: self.key("expert_used_count"), problem });
         }
         let formats = parts.iter().map(|t| t.format.name()).collect::<Vec<_>>().join("/");
-        Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats }))
+        let mut by_format = FormatBytes::default();
+        for part in &parts {
+            by_format.add(part.format, tensor_bytes(part)? / u64::from(count));
+        }
+        Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats, by_format }))
     }
 
     fn tensors_of(&self, layer: u32) -> Facts<&[(&'a str, &'a TensorRow)]> {
@@ -199,21 +203,23 @@ impl<'a> Reader<'a> {
             }),
             None => None,
         };
-        let BuiltLayer { work, dense, experts, .. } = built;
-        Ok(LayerFacts { dense, experts, mixer, ngram_conv, work })
+        let BuiltLayer { work, dense, dense_formats, experts, .. } = built;
+        Ok(LayerFacts { dense, dense_formats, experts, mixer, ngram_conv, work })
     }
 
     /// The draft block: no code of ours builds it yet, so its tensors count as they are and its buffers are an estimate.
     fn draft(&self, block: u32, work: &mut Vec<programs::LayerWork>) -> Facts<DraftFacts> {
         let tensors = self.tensors_of(block)?;
-        let mut dense = DenseFacts::default();
+        let (mut dense, mut dense_formats) = (DenseFacts::default(), FormatBytes::default());
         for (_, tensor) in tensors.iter().filter(|(n, _)| !is_expert_matrix(n) && !n.ends_with(".input_scale")) {
             dense.add(tensor)?;
+            dense_formats.add(tensor.format, tensor_bytes(tensor)?);
         }
         let (mixer, experts) = (self.mixer(block, tensors)?, self.experts(tensors)?);
         let place = place_of(work, draft_work(&self.work_shapes(experts.as_ref())?, &mixer));
         let work = WorkForms { usual: place, short: place };
-        Ok(DraftFacts { block: LayerFacts { dense, experts, mixer, ngram_conv: None, work }, head_bytes: 0 })
+        let block = LayerFacts { dense, dense_formats, experts, mixer, ngram_conv: None, work };
+        Ok(DraftFacts { block, head_bytes: 0 })
     }
 
     /// A required width or count, small enough that products of three stay far from overflow.
@@ -311,6 +317,7 @@ impl PlanModel {
             trained_context: reader.u32("context_length")?,
             layers,
             head: built.head,
+            head_formats: built.head_formats,
             tied_head: scores_all && header.tensor("output.weight").is_none(),
             work: built.work,
             wants_all_rows: built.wants_all_rows,

@@ -9,8 +9,9 @@ mod work;
 pub use header::{MetaValue, ModelHeader, TensorRow};
 pub use programs::{LayerWork, WorkBuffer, WorkForms};
 
-use serde::Serialize;
 use thiserror::Error;
+
+use crate::quant::Format;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ModelFactsError {
@@ -33,7 +34,7 @@ pub enum ModelFactsError {
 }
 
 /// Weights that always lie on the card of their layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DenseFacts {
     /// Every tensor rounded up to the arena alignment.
     pub bytes: u64,
@@ -42,8 +43,26 @@ pub struct DenseFacts {
     pub params: u64,
 }
 
+/// Bytes of weights by their block format.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FormatBytes(pub Vec<(Format, u64)>);
+
+impl FormatBytes {
+    pub fn add(&mut self, format: Format, bytes: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == format) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => self.0.push((format, bytes)),
+        }
+    }
+
+    /// Time to read all of them, each at the rate (bytes a second) of its format.
+    pub fn seconds(&self, rate: impl Fn(Format) -> f64) -> f64 {
+        self.0.iter().map(|(format, bytes)| *bytes as f64 / rate(*format)).sum()
+    }
+}
+
 /// The experts of a layer. A slab is one expert: gate, up and down together, each part aligned.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ExpertFacts {
     pub count: u32,
     pub used: u32,
@@ -52,9 +71,11 @@ pub struct ExpertFacts {
     pub params: u64,
     /// `IQ3_S/IQ3_S/IQ4_NL`, for the report.
     pub formats: String,
+    /// Of one expert.
+    pub by_format: FormatBytes,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexFacts {
     pub dim: u32,
     /// Tokens of a block.
@@ -75,22 +96,23 @@ impl IndexFacts {
 }
 
 /// What a layer remembers of the tokens before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mixer {
     Attention { q_heads: u32, kv_heads: u32, head_dim: u32, index: Option<IndexFacts> },
     Delta { value_heads: u32, key_dim: u32, value_dim: u32, conv: ConvFacts },
 }
 
 /// Inputs of a causal convolution that must be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvFacts {
     pub rows: u32,
     pub channels: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LayerFacts {
     pub dense: DenseFacts,
+    pub dense_formats: FormatBytes,
     pub experts: Option<ExpertFacts>,
     pub mixer: Mixer,
     /// Convolution of the n-gram embedding, on its layer.
@@ -127,7 +149,7 @@ impl LayerFacts {
 }
 
 /// A table of rows that stays in the model files; the host reads single rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFacts {
     pub row_bytes: u64,
     pub rows: u64,
@@ -139,7 +161,7 @@ impl TableFacts {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NgramFacts {
     pub layer: u32,
     pub table: TableFacts,
@@ -148,21 +170,21 @@ pub struct NgramFacts {
     pub floats_per_token: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DraftFacts {
     pub block: LayerFacts,
     /// Bytes of a head of its own; 0 where it uses the model's.
     pub head_bytes: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisionFacts {
     pub weights: DenseFacts,
     /// Buffers for the largest image.
     pub work_bytes: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlanModel {
     pub name: String,
     pub arch: String,
@@ -174,6 +196,7 @@ pub struct PlanModel {
     pub layers: Vec<LayerFacts>,
     /// Final norms and the output matrix, on the last stage.
     pub head: DenseFacts,
+    pub head_formats: FormatBytes,
     /// The output matrix is a copy of the embedding.
     pub tied_head: bool,
     /// Buffers of layers, each form once. Those of the first and the last layer include what comes before and after the layers.

@@ -3,14 +3,13 @@
 
 use std::ops::Range;
 
-use super::{DenseFacts, ExpertFacts, ModelFactsError, ModelHeader};
+use super::{DenseFacts, ExpertFacts, FormatBytes, ModelFactsError, ModelHeader};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, ModelError, Pooling, StageOptions, Tensors};
-use crate::program::{ARENA_ALIGN_BYTES, KvFormat, Rows, ShapeClass, Stage, WeightDecl, align_up};
-use serde::Serialize;
+use crate::program::{ARENA_ALIGN_BYTES, KvFormat, Op, Rows, ShapeClass, Stage, WeightDecl, align_up};
 
 /// A buffer of a layer's program.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkBuffer {
     pub row_bytes: u64,
     /// It has a row for each row whose scores are wanted, not for each row of the window.
@@ -22,16 +21,18 @@ pub struct WorkBuffer {
 }
 
 /// The buffers of a layer, and of what comes before the first and after the last one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerWork {
     /// Where the device holds all experts of the layer.
     pub whole: Vec<WorkBuffer>,
     /// Where it holds some of them, found by a table.
     pub partial: Vec<WorkBuffer>,
+    /// Floats of the widest row that a product with weights takes.
+    pub product_floats: u64,
 }
 
 /// Places in the list of different [`LayerWork`]s.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkForms {
     pub usual: usize,
     /// With a context too short for the indexer to leave out anything.
@@ -42,6 +43,7 @@ pub struct WorkForms {
 pub struct BuiltLayer {
     pub work: WorkForms,
     pub dense: DenseFacts,
+    pub dense_formats: FormatBytes,
     /// Bytes of `dense` that are not loaded with a short context.
     pub index_bytes: u64,
     pub experts: Option<ExpertFacts>,
@@ -52,6 +54,7 @@ pub struct Built {
     pub layers: Vec<BuiltLayer>,
     pub work: Vec<LayerWork>,
     pub head: DenseFacts,
+    pub head_formats: FormatBytes,
     /// Every row of a window gives an output, whatever is asked for.
     pub wants_all_rows: bool,
 }
@@ -76,6 +79,7 @@ pub fn build(header: &ModelHeader, layers: u32, used: Used) -> Result<Built, Mod
         layers: Vec::with_capacity(layers as usize),
         work: vec![],
         head: DenseFacts::default(),
+        head_formats: FormatBytes::default(),
         wants_all_rows: dims.pooling == Some(Pooling::Mean),
     };
     for layer in 0..layers {
@@ -109,20 +113,26 @@ impl Builder<'_> {
         let mut place = |whole: &Stage, cells: u32| -> Result<usize, ModelError> {
             let whole = buffers(whole);
             let partial = if has_experts { buffers(&self.stage(only.clone(), cells, Some(vec![1]))?) } else { whole.clone() };
-            Ok(place_of(&mut built.work, LayerWork { whole, partial }))
+            Ok(place_of(&mut built.work, LayerWork { product_floats: product_floats(&stage), whole, partial }))
         };
         let usual = place(&stage, MANY_CELLS)?;
         let short_stage = self.stage(only.clone(), ONE_CELL, None)?;
         let short = if buffers(&short_stage) == buffers(&stage) { usual } else { place(&short_stage, ONE_CELL)? };
         let prefix = format!("blk.{layer}.");
-        let own = |stage: &Stage| DenseFacts::of(stage.weights.iter().filter(|w| w.tensor.starts_with(&prefix) && !is_expert(w)));
-        let dense = own(&stage);
-        let index_bytes = dense.bytes - own(&short_stage).bytes.min(dense.bytes);
-        let beside = stage.weights.iter().filter(|w| !w.tensor.starts_with(&prefix));
+        let is_own = |w: &&WeightDecl| w.tensor.starts_with(&prefix) && !is_expert(w);
+        let dense = DenseFacts::of(stage.weights.iter().filter(is_own));
+        let index_bytes = dense.bytes - DenseFacts::of(short_stage.weights.iter().filter(is_own)).bytes.min(dense.bytes);
         if layer + 1 == self.model.dims().layers {
-            built.head = DenseFacts::of(beside);
+            let beside = || stage.weights.iter().filter(|w| !w.tensor.starts_with(&prefix));
+            (built.head, built.head_formats) = (DenseFacts::of(beside()), FormatBytes::of(beside()));
         }
-        Ok(BuiltLayer { work: WorkForms { usual, short }, dense, index_bytes, experts: experts(&stage, used) })
+        Ok(BuiltLayer {
+            work: WorkForms { usual, short },
+            dense,
+            dense_formats: FormatBytes::of(stage.weights.iter().filter(is_own)),
+            index_bytes,
+            experts: experts(&stage, used),
+        })
     }
 }
 
@@ -145,6 +155,17 @@ fn buffers(stage: &Stage) -> Vec<WorkBuffer> {
     all.collect()
 }
 
+fn product_floats(stage: &Stage) -> u64 {
+    let steps = stage.programs.iter().flat_map(|p| &p.steps);
+    let rows = steps.filter_map(|step| match &step.op {
+        Op::MatMul { x, .. } | Op::ExpertGated { x, .. } | Op::ExpertDown { x, .. } | Op::ExpertDownEach { x, .. } => {
+            Some(x.width)
+        }
+        _ => None,
+    });
+    rows.max().unwrap_or(0).into()
+}
+
 fn is_expert(weight: &WeightDecl) -> bool {
     weight.tensor.ends_with("_exps.weight")
 }
@@ -162,10 +183,20 @@ impl DenseFacts {
     }
 }
 
+impl FormatBytes {
+    fn of<'a>(weights: impl Iterator<Item = &'a WeightDecl>) -> FormatBytes {
+        let mut bytes = FormatBytes::default();
+        weights.for_each(|w| bytes.add(w.format, w.matrix_bytes()));
+        bytes
+    }
+}
+
 fn experts(stage: &Stage, used: Used) -> Option<ExpertFacts> {
     let parts: Vec<&WeightDecl> = stage.weights.iter().filter(|w| is_expert(w)).collect();
     let first = parts.first()?;
     let formats = parts.iter().map(|w| w.format.name()).collect::<Vec<_>>().join("/");
     let params = parts.iter().map(|w| u64::from(w.cols) * u64::from(w.rows)).sum();
-    Some(ExpertFacts { count: first.experts, used: used.min(first.experts), slab_bytes: first.slab_bytes, params, formats })
+    let by_format = FormatBytes::of(parts.iter().copied());
+    let (count, slab_bytes) = (first.experts, first.slab_bytes);
+    Some(ExpertFacts { count, used: used.min(count), slab_bytes, params, formats, by_format })
 }

@@ -35,7 +35,7 @@ pub fn draft_work(s: &WorkShapes, mixer: &Mixer) -> LayerWork {
         last_step: 0,
     };
     let all = vec![buffer(streams, true), buffer(widest, false), buffer(alive.saturating_sub(widest), false)];
-    LayerWork { whole: all.clone(), partial: all }
+    LayerWork { whole: all.clone(), partial: all, product_floats: widest }
 }
 
 fn mixer_floats(s: &WorkShapes, mixer: &Mixer) -> (u64, u64) {

@@ -294,7 +294,7 @@ impl Seen<'_> {
         up(self.layers.iter().map(of_layer).max().unwrap_or(0))
     }
 
-    /// Kernels keep a row's expert products as floats, and its widest buffer in at least two bytes a float.
+    /// Kernels keep a row's expert products as floats, and the widest row of a product in at least two bytes a float.
     fn scratch(&self) -> Want {
         if let Some(scratch) = self.scratch {
             return exactly(up(scratch.card_bytes));
@@ -303,8 +303,7 @@ impl Seen<'_> {
             return exactly(0);
         }
         let forms = self.with_draft().filter_map(|l| self.model.work.get(self.form(l)));
-        let rows = forms.flat_map(|w| &w.partial).filter(|b| !b.per_output);
-        let widest = rows.map(|b| b.row_bytes / 4).max().unwrap_or(0);
+        let widest = forms.map(|w| w.product_floats).max().unwrap_or(0);
         let products = 4 * self.used() * u64::from(self.model.width);
         Want { least: self.rows() * (products + 2 * widest), most: up(self.rows() * (products + 4 * widest)) }
     }

@@ -272,6 +272,8 @@ impl<'a> Check<'a> {
         self.equal("arenas", "work arena", stage.arenas.work_bytes, self.extent(stage, Arena::Work));
         let decode = self.bytes(stage, Consumer::DecodeWork);
         self.equal("arenas", "buffers of decode windows", stage.arenas.decode_work_bytes, decode);
+        let prompt = self.bytes(stage, Consumer::HandOff) + self.bytes(stage, Consumer::PromptWork);
+        self.equal("arenas", "buffers of prompts", stage.arenas.prompt_work_bytes, prompt);
         let scratch = self.bytes(stage, Consumer::KernelScratch) + self.bytes(stage, Consumer::SelectionScores);
         self.equal("arenas", "scratch", stage.arenas.scratch_bytes, scratch);
         self.equal("arenas", "slot arena", stage.slot_arena_bytes, slots - inside);
