@@ -22,7 +22,7 @@ pub fn render_report(plan: &Plan) -> String {
         grouped(s.chunk.into()),
         if s.vision { "on" } else { "off" }
     );
-    let _ = writeln!(out, "layers: {}", plan.split_text());
+    let _ = writeln!(out, "layers: {} ({})", plan.split_text(), plan.split_why);
     if plan.experts > 0 {
         let (held, all) = (grouped(plan.held_experts), grouped(plan.experts));
         let place = plan.place_of_experts();
