@@ -28,6 +28,7 @@ use crate::backend::{Backend, BackendError, DeviceFacts, MemoryReport};
 use crate::experts::{ExpertError, ExpertOptions, Experts, TierStats};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
+use crate::picture::Preprocess;
 use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
 use crate::schedule::{Pipeline, ScheduleError, Watch, Window, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
@@ -374,6 +375,11 @@ impl Engine {
             sum.scratch_bytes += scratch_bytes;
         }
         sum
+    }
+
+    /// How pictures shall be that a prompt brings; `None` where no vision encoder is open.
+    pub fn vision(&self) -> Option<&Preprocess> {
+        None
     }
 
     /// Allocations of the devices after everything was loaded: 0, or there is a defect.
