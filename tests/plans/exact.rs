@@ -7,9 +7,9 @@ use strata::gguf::ModelFiles;
 use strata::model::{Model, StageOptions, Tensors};
 use strata::plan::{
     BackendKind, Card, Consumer, DriverKind, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage,
-    RamExperts, Size, StageArenas, StageScratch, decide, verify,
+    RamExperts, Size, StageArenas, StageScratch, WorkBuffer, decide, verify,
 };
-use strata::program::{ShapeClass, Stage};
+use strata::program::{Piece, ShapeClass, Stage, pack};
 
 const FIXTURES: [&str; 18] = [
     "assets/tiny-flash-next-IQ3_XXS.gguf",
@@ -246,4 +246,27 @@ fn a_card_of_exactly_the_planned_bytes_fits_and_one_byte_less_does_not() {
     assert!(planned(&subject.facts, &virtual_cards(1, needed), &limits).is_ok());
     let refusal = decide(&subject.facts, &virtual_cards(1, needed - 1), &limits, false).unwrap_err();
     assert_eq!(refusal.short[0].short, 1);
+}
+
+/// The search of the largest context goes by halves: more rows never take less, for all that packing places the largest first.
+#[test]
+fn more_rows_never_take_less() {
+    let sheets = ["IQ2_XS", "Q4_K"].map(Subject::of_sheet);
+    for subject in FIXTURES.map(Subject::of_file).iter().chain(&sheets) {
+        for buffers in subject.facts.work.iter().flat_map(|work| [&work.whole, &work.partial]) {
+            for outputs in [1, 8] {
+                let packed = |rows: u64| {
+                    let piece = |b: &WorkBuffer| Piece {
+                        bytes: (b.row_bytes * if b.per_output { rows.min(outputs) } else { rows }).next_multiple_of(256),
+                        first_step: b.first_step,
+                        last_step: b.last_step,
+                        carried: b.carried,
+                    };
+                    pack(&buffers.iter().map(piece).collect::<Vec<_>>()).1.bytes
+                };
+                let bytes: Vec<u64> = (1..=512).map(packed).collect();
+                assert!(bytes.is_sorted(), "{}: {buffers:?}", subject.name);
+            }
+        }
+    }
 }
