@@ -3,6 +3,7 @@
 
 mod decode;
 mod error;
+mod place;
 mod prepare;
 mod resize;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 
 pub use decode::{MAX_SIDE_PIXELS, MAX_UNPACKED_BYTES, Pixels, decode};
 pub use error::PictureError;
+pub use place::{PlaceError, place};
 pub use prepare::{MAX_RATIO, read_picture};
 pub use resize::resize;
 

@@ -6,6 +6,7 @@
 mod anthropic;
 mod app;
 mod chat;
+mod content;
 mod doing;
 mod error;
 mod fields;
@@ -16,6 +17,7 @@ mod metrics;
 mod native;
 mod openai;
 mod openapi;
+mod pictures;
 mod routes;
 mod sse;
 mod tools;

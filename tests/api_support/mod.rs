@@ -15,6 +15,7 @@ use strata::engine::service::{OpenEngine, Opened, Service, ServiceOptions};
 use strata::engine::{Engine, OpenOptions};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
+use strata::picture::Preprocess;
 use strata::sample::SamplingParams;
 use strata::server::{App, ModelFacts, Server, ServerOptions};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
@@ -38,6 +39,8 @@ pub struct Setup {
     pub options: ServerOptions,
     /// A chat template in place of the file's.
     pub template: Option<&'static str>,
+    /// The server takes pictures as if the engine had this eye.
+    pub vision: Option<Preprocess>,
 }
 
 impl Default for Setup {
@@ -53,6 +56,7 @@ impl Default for Setup {
             service: ServiceOptions::default(),
             options,
             template: None,
+            vision: None,
         }
     }
 }
@@ -90,6 +94,7 @@ impl Setup {
             trained_context: model.dims().context as usize,
             vocab: tokenizer.vocab_len(),
             embedding_width: model.dims().pooling.map(|_| model.dims().width as usize),
+            vision: self.vision.or_else(|| service.status().engine.and_then(|engine| engine.pictures)),
         };
         let app = Arc::new(App::new(service, facts, tokenizer, template.expect("the template is valid"), self.options));
         Server::start(app, SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port")
