@@ -118,7 +118,8 @@ def files_are_refused(page):
         data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
         document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
     }""")
-    expect(page.locator("#notice")).to_contain_text("no pictures")
+    expect(page.locator("#notice")).to_contain_text("Only text")
+    expect(page.locator("#attach")).to_be_hidden()
     page.fill("#input", "a")
     expect(page.locator("#notice")).to_be_hidden()
     page.fill("#input", "")

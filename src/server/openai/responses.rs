@@ -131,10 +131,10 @@ fn read_item(
                 return Ok(());
             }
             let mut message = json!({ "role": role, "content": content.into_json() });
-            if role == "assistant" {
-                if let Some(text) = reasoning.take() {
-                    message["reasoning_content"] = json!(text);
-                }
+            if role == "assistant"
+                && let Some(text) = reasoning.take()
+            {
+                message["reasoning_content"] = json!(text);
             }
             messages.push(message);
         }
