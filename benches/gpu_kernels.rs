@@ -52,7 +52,9 @@ fn main() {
     let program = usize::from(rows > options.decode_rows);
     let id = backend.prepare(&stage, program).expect("the kernels compile");
     let window: Vec<Row> = (0..rows).map(|i| Row::text(0, 512.min(options.context - rows) + i, TokenId(0))).collect();
-    let times = backend.time_kernels(id, &RunParams { rows: &window, outputs: &[rows - 1] }, TIMES).expect("the kernels run");
+    let times = backend
+        .time_kernels(id, &RunParams { rows: &window, outputs: &[rows - 1], earlier: &[] }, TIMES)
+        .expect("the kernels run");
 
     let mut sums: BTreeMap<String, Sum> = BTreeMap::new();
     for launch in times {

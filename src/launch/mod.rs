@@ -97,7 +97,7 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
     let Settled { plan, options, built, locks, free_before } = settle(&source, &machine, &limits, &options, &opener, lock)?;
     audience.planned(&plan);
-    let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
+    let opened = Engine::open_built(files, model, (built, None), options, &mut |p| audience.loading(p));
     let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
     let cards = check_cards(&engine, &plan, &free_before);

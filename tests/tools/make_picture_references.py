@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records how Pillow and `transformers` read and prepare a few pictures, for tests/pictures.rs.
+"""Records how Pillow and `transformers` read and prepare a few pictures, for tests/picture_files.rs.
 
   pip install numpy pillow transformers      (transformers 5; no torch is needed)
   python3 tests/tools/make_picture_references.py [--out tests/fixtures/pictures]
