@@ -6,7 +6,6 @@ use std::time::Instant;
 use serde_json::{Map, Value as Json, json};
 
 use super::app::App;
-use super::content::{picture_numbers, words};
 use super::error::{ApiError, Kind};
 use super::ids;
 use super::tools::{ToolChoice, ToolParser, ToolSpec, describe_in_messages, forced_call, json_grammar};
@@ -14,6 +13,7 @@ use super::turn::{Delivery, Turn};
 use crate::engine::service::{Request, Thinking};
 use crate::picture::{Patches, Placed, place};
 use crate::sample::{Grammar, LogitMask, SamplingParams};
+use crate::tokenizer::content::{picture_numbers, words};
 use crate::tokenizer::{ChatRequest, RenderedChat, ShowSpecial, TemplateError};
 use crate::units::TokenId;
 
@@ -31,7 +31,7 @@ pub enum Format {
 /// A conversation and how to go on with it.
 #[derive(Debug, Clone, Default)]
 pub struct Chat {
-    /// In the form that templates expect; contents are made by [`super::content::Content`].
+    /// In the form that templates expect; contents are made by [`crate::tokenizer::content::Content`].
     pub messages: Vec<Json>,
     /// By the numbers that the messages' parts give.
     pub pictures: Vec<Arc<Patches>>,

@@ -6,7 +6,6 @@
 mod anthropic;
 mod app;
 mod chat;
-mod content;
 mod doing;
 mod error;
 mod fields;

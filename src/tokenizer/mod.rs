@@ -9,6 +9,7 @@
 //! - a hostile file or template ends in a typed error, never in a panic or an endless loop.
 
 mod bpe;
+pub mod content;
 mod eog;
 mod pretokenizer;
 mod spec;

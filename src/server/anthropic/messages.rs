@@ -10,7 +10,6 @@ use serde_json::{Map, Value as Json, json};
 use super::reply::Reply;
 use crate::server::app::App;
 use crate::server::chat::{Chat, in_background};
-use crate::server::content::Content;
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::{Fields, wrong};
 use crate::server::openai::{read_sampling, read_tool};
@@ -18,6 +17,7 @@ use crate::server::pictures::{Pictures, blind};
 use crate::server::sse::{self, Frames};
 use crate::server::tools::{ToolChoice, ToolSpec};
 use crate::server::turn::{Delivery, Out};
+use crate::tokenizer::content::Content;
 
 const MAX_STOPS: usize = 64;
 

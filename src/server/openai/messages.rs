@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::server::content::Content;
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong};
 use crate::server::pictures::{Pictures, blind};
+use crate::tokenizer::content::Content;
 
 /// `messages`. System messages may stand anywhere, `developer` is another word for system, and empty turns of the
 /// assistant are left out: they would teach the model to say nothing.

@@ -4,7 +4,7 @@
 use serde_json::{Value as Json, json};
 
 use super::ToolSpec;
-use crate::server::content::{enclosed, words};
+use crate::tokenizer::content::{enclosed, words};
 
 /// Messages in which a template without tools finds everything it needs.
 pub fn describe_in_messages(messages: &[Json], tools: &[ToolSpec]) -> Vec<Json> {

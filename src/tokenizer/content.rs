@@ -1,11 +1,10 @@
-//! What a message says: text and pictures in their order. All APIs' contents become this one form, and this the one that templates
-//! expect.
+//! What a message says: text and pictures in their order, in the form that chat templates expect.
 
 use std::borrow::Cow;
 
 use serde_json::{Value as Json, json};
 
-/// The key under which a part of a message keeps the number of its picture in [`super::pictures::Pictures`].
+/// The key under which a part of a message keeps the number of its picture among those of the conversation.
 const NUMBER: &str = "picture";
 
 /// A content while it is read.
@@ -19,7 +18,7 @@ pub struct Content {
 #[derive(Debug)]
 enum Part {
     Text(String),
-    /// Number of a picture of the request.
+    /// The number of a picture.
     Picture(usize),
 }
 
@@ -42,7 +41,7 @@ impl Content {
         }
     }
 
-    /// `number`: of the picture among those of the request.
+    /// `number`: of the picture among those of the conversation.
     pub fn push_picture(&mut self, number: usize) {
         self.parts.push(Part::Picture(number));
     }
