@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use api_support::*;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use picture_support::{file, png, png_header};
+use picture_support::{address, file, image, image_url, png, png_header, says, text, wide};
 use serde_json::{Value as Json, json};
 use strata::picture::Preprocess;
 use strata::server::{Server, ServerOptions};
@@ -43,33 +43,6 @@ fn setup(template: Option<&'static str>) -> Setup {
 static SERVER: LazyLock<Server> = LazyLock::new(|| setup(None).start());
 static KNOWS_PARTS: LazyLock<Server> = LazyLock::new(|| setup(Some(PARTS)).start());
 static BLIND: LazyLock<Server> = LazyLock::new(|| Setup::default().start());
-
-fn address(bytes: &[u8]) -> String {
-    format!("data:image/png;base64,{}", STANDARD.encode(bytes))
-}
-
-/// A picture of so many tokens side by side.
-fn wide(tokens: u32) -> String {
-    address(&png(tokens * 32, 32, tokens))
-}
-
-fn text(text: &str) -> Json {
-    json!({ "type": "text", "text": text })
-}
-
-fn image_url(url: &str) -> Json {
-    json!({ "type": "image_url", "image_url": { "url": url, "detail": "high" } })
-}
-
-fn image(url: &str) -> Json {
-    let (head, data) = url.split_once(";base64,").expect("a data: address");
-    let media_type = head.strip_prefix("data:").expect("a data: address");
-    json!({ "type": "image", "source": { "type": "base64", "media_type": media_type, "data": data } })
-}
-
-fn says(parts: Json) -> Json {
-    json!([{ "role": "user", "content": parts }])
-}
 
 /// Lengths of the stretches of picture tokens in a prompt.
 fn pictures(tokens: &Json) -> Vec<usize> {

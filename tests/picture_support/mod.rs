@@ -4,7 +4,10 @@
 use std::io::Cursor;
 use std::path::PathBuf;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use image::{ImageFormat, RgbImage};
+use serde_json::{Value as Json, json};
 
 pub fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pictures").join(name)
@@ -23,6 +26,38 @@ pub fn png(width: u32, height: u32, seed: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     image.write_to(&mut Cursor::new(&mut bytes), ImageFormat::Png).expect("a PNG");
     bytes
+}
+
+/// A picture as an address that holds it.
+pub fn address(bytes: &[u8]) -> String {
+    format!("data:image/png;base64,{}", STANDARD.encode(bytes))
+}
+
+/// A picture of so many tokens side by side, where a token has 32 pixels.
+pub fn wide(tokens: u32) -> String {
+    address(&png(tokens * 32, 32, tokens))
+}
+
+/// A part of OpenAI's messages, and of Anthropic's.
+pub fn text(text: &str) -> Json {
+    json!({ "type": "text", "text": text })
+}
+
+/// A part of OpenAI's messages.
+pub fn image_url(url: &str) -> Json {
+    json!({ "type": "image_url", "image_url": { "url": url, "detail": "high" } })
+}
+
+/// The same for Anthropic.
+pub fn image(url: &str) -> Json {
+    let (head, data) = url.split_once(";base64,").expect("a data: address");
+    let media_type = head.strip_prefix("data:").expect("a data: address");
+    json!({ "type": "image", "source": { "type": "base64", "media_type": media_type, "data": data } })
+}
+
+/// A conversation of one message.
+pub fn says(parts: Json) -> Json {
+    json!([{ "role": "user", "content": parts }])
 }
 
 /// A PNG without pixels that says it has `width` x `height` of them.
