@@ -18,6 +18,7 @@ use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
 use super::trace::{keep_trace, trace_file};
 use crate::engine::{Finish, GenerateOptions, Generation};
+use crate::plan::DEFAULT_VISION_TOKENS;
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
@@ -92,7 +93,8 @@ pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let interrupt = Interrupt::install()?;
     let most = args.sampling.max_tokens();
     // A new answer should have room even where the prompt alone fills the usual context.
-    let seen = pixels.len().saturating_mul(args.compute.wishes.picture_tokens());
+    let most_seen = args.compute.wishes.vision_tokens.unwrap_or(DEFAULT_VISION_TOKENS) as usize;
+    let seen = pixels.len().saturating_mul(most_seen);
     let needed = prompt.tokens.len().saturating_add(seen).saturating_add(most.unwrap_or(USUAL_ANSWER_TOKENS));
     let context = opened.context(args.context.ctx_size, needed, USUAL_CONTEXT_TOKENS);
     check_room(&opened, prompt.tokens.len(), context)?;
