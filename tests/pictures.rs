@@ -7,7 +7,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use common::npz::Npz;
-use common::pictures::{encoder, logits, other, picture, pixels, seeing, text};
+use common::pictures::{PAD, TRAINED_PAD, encoder, logits, other, picture, pixels, read_by_the_authors_model, seeing, text};
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::backend::{ArenaSizes, Backend};
@@ -19,9 +19,6 @@ use strata::program::{BufferId, InputKind, OutputKind, Row, RunParams};
 use strata::units::TokenId;
 
 const CONTEXT: u32 = 256;
-/// `<|image_pad|>` of the random model, and of the trained one.
-const PAD: u32 = 505;
-const TRAINED_PAD: u32 = 2041;
 
 fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
@@ -94,25 +91,13 @@ fn the_encoder_gives_the_reference_rows() {
 /// HF's whole model, in float32: its own encoder, merging of rows, positions, n-grams and selection of blocks.
 #[test]
 fn a_text_with_pictures_has_the_logits_of_the_authors_model() {
-    let mut npz = Npz::open(&fixture("vision/tiny-random-pictures.npz"));
-    let tokens = ids(&npz.ints("tokens"));
-    let grids = npz.ints("grids");
-    let mut pictures = vec![];
-    let mut at = 0;
-    for grid in grids.chunks(2) {
-        let patches = picture(grid[0] as u32, grid[1] as u32);
-        at += tokens[at..].iter().position(|t| t.0 == PAD).expect("a place for the picture");
-        pictures.push(Placed { at, patches: Arc::clone(&patches) });
-        at += patches.tokens();
-    }
-    let expected = npz.floats("logits");
+    let (tokens, pictures, expected) = read_by_the_authors_model();
     let mut engine = opened(RANDOM, Mode::Reference, 64, 0);
     let mut sequence = engine.start().unwrap();
     let found = logits(&mut engine, &mut sequence, (&tokens, &pictures), 64);
-    let width = found[0].len();
-    let distance = relative_l2(found.iter().map(Vec::as_slice).zip(expected.chunks(width)));
+    let distance = relative_l2(found.iter().map(Vec::as_slice).zip(expected.iter().map(Vec::as_slice)));
     assert!(distance <= 1e-4, "relative L2 {distance:.2e}");
-    let worst = found.iter().zip(expected.chunks(width)).map(|(f, e)| kl(e, f)).fold(0.0, f64::max);
+    let worst = found.iter().zip(&expected).map(|(f, e)| kl(e, f)).fold(0.0, f64::max);
     assert!(worst <= 1e-6, "Kullback-Leibler divergence {worst:.2e}");
 }
 
@@ -381,4 +366,10 @@ fn a_file_that_is_no_encoder_of_this_model_is_refused() {
     assert!(error.contains("general.architecture") && error.contains("clip"), "{error}");
     let error = Model::open(&encoder()).unwrap_err().to_string();
     assert!(error.contains("clip"), "{error}");
+    let files = Arc::new(ModelFiles::open(fixture("families/llama-gqa.gguf")).unwrap());
+    let model = Arc::new(Model::open(&files).unwrap());
+    let device = Box::new(CpuBackend::new(CpuOptions::new(Mode::Fast)).unwrap());
+    let options = seeing(options(Mode::Fast, 64, 16), 64);
+    let error = Engine::open(files, model, device, options, &mut |_| ()).map(drop).unwrap_err().to_string();
+    assert!(error.contains("read no pictures"), "{error}");
 }

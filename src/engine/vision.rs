@@ -58,16 +58,20 @@ impl BuiltVision {
         Ok(BuiltVision { options, config, stage: Arc::new(stage), backend })
     }
 
-    pub fn stage(&self) -> &Stage {
-        &self.stage
+    /// RAM of weights and learned places.
+    pub fn weights_bytes(&self) -> u64 {
+        let places = u64::from(self.config.table_side).pow(2) * u64::from(self.config.width) * 4;
+        self.stage.weights_bytes + places
     }
 
-    /// Scratch of the processor's threads.
+    /// RAM of buffers for the largest picture, with the scratch of the processor's threads.
     ///
     /// # Errors
     /// The device cannot run the encoder.
-    pub fn host_scratch_bytes(&self) -> Result<u64, BackendError> {
-        self.backend.host_scratch_bytes(&self.stage)
+    pub fn work_bytes(&self) -> Result<u64, BackendError> {
+        let shape = self.stage.programs[0].shape;
+        let lists = u64::from(shape.max_rows) * size_of::<Row>() as u64 + u64::from(shape.max_outputs) * 4;
+        Ok(self.stage.work_bytes + lists + self.backend.host_scratch_bytes(&self.stage)?)
     }
 
     /// Takes all memory that looking at pictures needs.

@@ -157,6 +157,8 @@ pub struct Limits {
     pub draft: bool,
     pub draft_window: u32,
     pub vision: bool,
+    /// Most tokens of one picture; larger ones are scaled down.
+    pub vision_tokens: u32,
     /// Cards to use, all of them; `None`: chosen by the planner.
     pub devices: Option<Vec<String>>,
     /// Raises the floor of every card.
@@ -178,7 +180,20 @@ pub struct Limits {
     pub workload: Workload,
     /// Measured arena sizes, one a stage; only with an explicit split.
     pub stage_arenas: Option<Vec<StageArenas>>,
+    /// What the built vision encoder needs, in place of the planner's own figures.
+    pub vision_arenas: Option<VisionArenas>,
 }
+
+/// Sizes of a vision encoder as its real program needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VisionArenas {
+    pub weights_bytes: u64,
+    /// Buffers and the scratch of the CPU's threads.
+    pub work_bytes: u64,
+}
+
+/// Tokens of the largest picture: about a million pixels, in which small print can be read.
+pub const DEFAULT_VISION_TOKENS: u32 = 1024;
 
 pub const DEFAULT_CONTEXT: u32 = 32_768;
 
@@ -192,6 +207,7 @@ impl Default for Limits {
             draft: false,
             draft_window: 3,
             vision: false,
+            vision_tokens: DEFAULT_VISION_TOKENS,
             devices: None,
             reserve: None,
             expert_slots: None,
@@ -204,6 +220,7 @@ impl Default for Limits {
             held_cards: HeldCards::Refuse,
             workload: Workload { prompt_tokens: 4096, answer_tokens: 512 },
             stage_arenas: None,
+            vision_arenas: None,
         }
     }
 }
@@ -218,6 +235,7 @@ pub struct PlanFlags {
     pub draft: Option<String>,
     pub draft_window: Option<u32>,
     pub vision: Option<String>,
+    pub vision_tokens: Option<u32>,
     /// Comma-separated ids.
     pub device: Option<String>,
     pub reserve: Option<String>,
@@ -302,6 +320,7 @@ impl Limits {
         limits.layer_split = flags.layer_split.as_deref().filter(|v| *v != "auto").map(parse_layer_split).transpose()?;
         limits.devices =
             flags.device.as_deref().filter(|v| *v != "auto").map(|v| v.split(',').map(|id| id.trim().to_string()).collect());
+        limits.vision_tokens = flags.vision_tokens.unwrap_or(limits.vision_tokens);
         limits.slots = flags.slots.unwrap_or(limits.slots);
         limits.draft_window = flags.draft_window.unwrap_or(limits.draft_window);
         limits.expert_slots = flags.expert_slots;

@@ -310,10 +310,6 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
     if ctx.machine.cards[card].backend.has_kernels() {
         bytes.add(Consumer::KernelScratch, scratch_bytes(ctx, range, chunk), 0);
     }
-    if let Some(vision) = ctx.model.vision.as_ref().filter(|_| first && ctx.limits.vision) {
-        bytes.add(Consumer::VisionWeights, vision.weights.bytes, vision.weights.largest_bytes);
-        bytes.add(Consumer::VisionWork, vision.work_bytes, vision.work_bytes / 2);
-    }
     bytes
 }
 

@@ -8,9 +8,13 @@ use strata::picture::{Grid, Patches, Placed};
 use strata::state::Sequence;
 use strata::units::TokenId;
 
-use super::fixture;
+use super::npz::Npz;
+use super::{fixture, ids};
 
 pub const MERGE: u32 = 2;
+/// `<|image_pad|>` of the random model, and of the trained one.
+pub const PAD: u32 = 505;
+pub const TRAINED_PAD: u32 = 2041;
 
 pub fn encoder() -> Arc<ModelFiles> {
     Arc::new(ModelFiles::open(fixture("vision/tiny-vision.gguf")).expect("the encoder opens"))
@@ -66,4 +70,21 @@ pub fn logits(
         engine.feed_seeing(sequence, tokens, pictures, Want::All, see).expect("feeding succeeds");
     }
     rows
+}
+
+/// A text with two pictures that HF's whole model has read in float32: tokens, pictures, and the logits of every token, for the
+/// random model.
+pub fn read_by_the_authors_model() -> (Vec<TokenId>, Vec<Placed>, Vec<Vec<f32>>) {
+    let mut npz = Npz::open(&fixture("vision/tiny-random-pictures.npz"));
+    let (tokens, grids) = (ids(&npz.ints("tokens")), npz.ints("grids"));
+    let (mut pictures, mut at) = (vec![], 0);
+    for grid in grids.chunks(2) {
+        let patches = picture(grid[0] as u32, grid[1] as u32);
+        at += tokens[at..].iter().position(|t| t.0 == PAD).expect("a place for the picture");
+        pictures.push(Placed { at, patches: Arc::clone(&patches) });
+        at += patches.tokens();
+    }
+    let logits = npz.floats("logits");
+    let width = logits.len() / tokens.len();
+    (tokens, pictures, logits.chunks(width).map(<[f32]>::to_vec).collect())
 }

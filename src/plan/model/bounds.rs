@@ -1,6 +1,7 @@
 //! What no model exceeds. Inside these bounds sums and products over layers, rows, cells and slots stay inside 64 bits.
 
 use super::{ConvFacts, DenseFacts, ExpertFacts, LayerFacts, Mixer, ModelFactsError, PlanModel, TableFacts};
+use crate::model::MAX_PICTURE_TOKENS;
 use crate::plan::size::MAX_SIZE_BYTES;
 
 /// More layers than any model has; keeps a broken file from asking for endless tables.
@@ -47,7 +48,8 @@ impl PlanModel {
             bounds.push(("floats of n-grams for a token", ngram.floats_per_token.into(), 1 << 28));
         }
         if let Some(vision) = &self.vision {
-            bounds.push(("bytes of the vision encoder's buffers", vision.work_bytes.into(), MAX_SIZE_BYTES));
+            let bytes = [vision.work_bytes(MAX_PICTURE_TOKENS), vision.kept_bytes(MAX_PICTURE_TOKENS, self.width)];
+            bounds.extend(bytes.map(|bytes| ("bytes of the vision encoder's buffers", bytes.into(), MAX_SIZE_BYTES)));
         }
         if layers == 0 || self.width == 0 || self.streams == 0 {
             return Err(ModelFactsError::TooFew);
@@ -63,7 +65,7 @@ impl PlanModel {
         let of_layer =
             |l: &LayerFacts| dense(&l.dense) + l.experts.as_ref().map_or(0, |e| u128::from(e.slab_bytes) * u128::from(e.count));
         let draft = self.draft.as_ref().map_or(0, |d| of_layer(&d.block) + u128::from(d.head_bytes));
-        let vision = self.vision.as_ref().map_or(0, |v| dense(&v.weights));
+        let vision = self.vision.as_ref().map_or(0, |v| dense(&v.weights) + u128::from(v.places_bytes));
         self.layers.iter().map(of_layer).sum::<u128>() + dense(&self.head) + draft + vision
     }
 }
