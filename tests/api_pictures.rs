@@ -213,11 +213,17 @@ fn wrong_forms_are_a_400_that_names_the_field() {
 #[test]
 fn a_model_without_an_eye_says_so_and_what_to_do() {
     let good = wide(2);
-    refused(&BLIND, CHAT, &json!({ "messages": says(json!([image_url(&good)])) }), "messages[0].content[0].type", "--mmproj");
+    refused(
+        &BLIND,
+        CHAT,
+        &json!({ "messages": says(json!([image_url(&good)])) }),
+        "messages[0].content[0].type",
+        "--vision-file",
+    );
     let input = json!({ "input": says(json!([{ "type": "input_image", "image_url": good }])) });
-    refused(&BLIND, RESPONSES, &input, "input[0].content[0].type", "--mmproj");
+    refused(&BLIND, RESPONSES, &input, "input[0].content[0].type", "--vision-file");
     let blocks = json!({ "max_tokens": 1, "messages": says(json!([image(&good)])) });
-    refused(&BLIND, MESSAGES, &blocks, "messages[0].content[0].type", "--mmproj");
+    refused(&BLIND, MESSAGES, &blocks, "messages[0].content[0].type", "--vision-file");
     assert_eq!(ask_get(&BLIND, "/props")["modalities"]["vision"], false);
     assert_eq!(ask_get(&BLIND, "/v1/status")["model"]["vision"], Json::Null);
     assert_eq!(ask_get(&SERVER, "/props")["modalities"]["vision"], true);

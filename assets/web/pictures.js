@@ -61,7 +61,7 @@ async function prepared(file) {
 }
 
 export async function attach(files) {
-  if (!eye) return notice("Only text can be sent: no vision encoder is open for this model (--mmproj FILE opens one).");
+  if (!eye) return notice("Only text can be sent: no vision encoder is open for this model (--vision-file FILE opens one).");
   for (const file of files) {
     if (!KINDS.includes(file.type)) {
       notice(`“${file.name}” is not a PNG, JPEG, WebP or GIF; other files cannot be sent.`);

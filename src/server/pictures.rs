@@ -150,8 +150,7 @@ impl<'a> Pictures<'a> {
 
 /// The error of a picture for a model that sees none. `path` is the field that says it is one.
 pub fn blind(path: &str) -> ApiError {
-    let problem =
-        "this server reads text only: no vision encoder is open. Serve a model that has one with its file, --mmproj FILE";
+    let problem = "this server reads text only: no vision encoder is open. Serve the model with its encoder: --vision-file FILE";
     ApiError::field(path, problem)
 }
 
