@@ -23,11 +23,32 @@ const TEMPLATE: &str = "/apply-template";
 /// The picture token of the built-in model's vocabulary.
 const PAD: u64 = 2041;
 
-/// As templates of Qwen's vision models write contents.
-const PARTS: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' }}
-{%- if message.content is string %}{{- message.content }}{%- else %}{%- for item in message.content %}
-{%- if item.type == 'image' or 'image_url' in item %}{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
-{%- elif 'text' in item %}{{- item.text }}{%- endif %}{%- endfor %}{%- endif %}{{- '<|im_end|>\\n' }}{%- endfor %}
+/// As templates of Qwen's vision models write contents: by a macro that counts, and trimmed.
+const PARTS: &str = "{%- set image_count = namespace(value=0) %}
+{%- macro render_content(content, do_vision_count, is_system_content=false) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- elif content is iterable and content is not mapping %}
+        {%- for item in content %}
+            {%- if 'image' in item or 'image_url' in item or item.type == 'image' %}
+                {%- if is_system_content %}{{- raise_exception('System message cannot contain images.') }}{%- endif %}
+                {%- if do_vision_count %}{%- set image_count.value = image_count.value + 1 %}{%- endif %}
+                {%- if add_vision_id %}{{- 'Picture ' ~ image_count.value ~ ': ' }}{%- endif %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in item %}
+                {{- item.text }}
+            {%- else %}
+                {{- raise_exception('Unexpected item type in content.') }}
+            {%- endif %}
+        {%- endfor %}
+    {%- else %}
+        {{- raise_exception('Unexpected content type.') }}
+    {%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+    {%- set content = render_content(message.content, true, message.role == 'system') | trim %}
+    {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}";
 
 fn eye() -> Preprocess {
@@ -62,6 +83,19 @@ fn every_picture_is_as_many_tokens_as_it_has_at_its_place() {
         let said = format!("<|im_start|>user\nFirst{place}then{place}{place}?<|im_end|>\n");
         assert!(reply["prompt"].as_str().unwrap().starts_with(&said), "{}", reply["prompt"]);
     }
+}
+
+/// Variables reach the template, whose own words stand beside the places.
+#[test]
+fn the_template_decides_what_stands_around_a_picture() {
+    assert!(KNOWS_PARTS.app().template.writes_pictures() && !SERVER.app().template.writes_pictures());
+    let parts = says(json!([image_url(&wide(1)), text("and"), image_url(&wide(2))]));
+    let body = json!({ "messages": parts, "chat_template_kwargs": { "add_vision_id": true } });
+    let reply = ask(&KNOWS_PARTS, TEMPLATE, &body);
+    let place = "<|vision_start|><|image_pad|><|vision_end|>";
+    let said = format!("<|im_start|>user\nPicture 1: {place}andPicture 2: {place}<|im_end|>\n");
+    assert!(reply["prompt"].as_str().unwrap().starts_with(&said), "{}", reply["prompt"]);
+    assert_eq!(pictures(&reply["tokens"]), [1, 2]);
 }
 
 #[test]
