@@ -216,6 +216,12 @@ fn wrong_forms_are_a_400_that_names_the_field() {
         (json!({ "type": "image_url", "image_url": 5 }), "messages[0].content[0].image_url", "'url'"),
         (json!({ "type": "image_url", "image_url": {} }), "messages[0].content[0].image_url.url", "missing"),
         (json!({ "type": "image_url", "image_url": { "url": 5 } }), "messages[0].content[0].image_url.url", "text"),
+        (
+            json!({ "type": "image_url", "image_url": { "url": good, "detail": 1 } }),
+            "messages[0].content[0].image_url.detail",
+            "text",
+        ),
+        (json!({ "type": "input_image", "image_url": good, "detail": {} }), "messages[0].content[0].detail", "text"),
         (json!({ "type": "input_image", "file_id": "file-1" }), "messages[0].content[0].file_id", "no files"),
         (json!({ "type": "image", "image": good }), "messages[0].content[0].type", "image_url"),
         (json!({ "type": "input_audio", "input_audio": {} }), "messages[0].content[0].type", "not supported"),

@@ -118,14 +118,17 @@ fn picture_address() -> Json {
 
 /// A part of OpenAI's chats that is a picture.
 fn image_url_part() -> Json {
-    let holder =
-        object(json!({ "url": picture_address(), "detail": maybe(json!({ "enum": ["auto", "low", "high"] })) }), &["url"]);
+    let holder = object(json!({ "url": picture_address(), "detail": maybe(json!({ "type": "string" })) }), &["url"]);
     object(json!({ "type": { "const": "image_url" }, "image_url": holder }), &["type", "image_url"])
 }
 
 /// A part of OpenAI's responses that is a picture.
 fn input_image_part() -> Json {
-    object(json!({ "type": { "const": "input_image" }, "image_url": picture_address() }), &["type", "image_url"])
+    let detail = maybe(json!({ "type": "string" }));
+    object(
+        json!({ "type": { "const": "input_image" }, "image_url": picture_address(), "detail": detail }),
+        &["type", "image_url"],
+    )
 }
 
 /// A block of Anthropic's messages that is a picture.

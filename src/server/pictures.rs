@@ -27,12 +27,18 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What the server does at once for pictures.
-#[derive(Default)]
+/// The room that the server has for pictures.
 pub struct PictureRoom {
+    most_bytes: usize,
     /// One picture is unpacked at a time: that takes far more memory than what becomes of it.
     unpacking: Mutex<()>,
     held: Mutex<Vec<Weak<Patches>>>,
+}
+
+impl Default for PictureRoom {
+    fn default() -> PictureRoom {
+        PictureRoom { most_bytes: MAX_HELD_BYTES, unpacking: Mutex::default(), held: Mutex::default() }
+    }
 }
 
 impl PictureRoom {
@@ -45,10 +51,11 @@ impl PictureRoom {
 
     fn hold(&self, patches: &Arc<Patches>) -> Result<(), ApiError> {
         let (held, more) = (self.held_bytes(), bytes_of(patches));
-        if held + more > MAX_HELD_BYTES {
+        if held + more > self.most_bytes {
             let message = format!(
-                "the pictures of all requests that wait or run take {held} bytes, {more} more would be beyond the limit of \
-                 {MAX_HELD_BYTES}; try again later, or with smaller pictures"
+                "the pictures of all requests that wait or run take {held} bytes, {more} more would be beyond the limit of {}; \
+                 try again later, or with smaller pictures",
+                self.most_bytes
             );
             return Err(ApiError::new(Kind::Busy, message));
         }
@@ -171,6 +178,23 @@ fn check_media_type(media_type: &str, path: &str) -> Result<(), ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pictures_of_all_requests_share_a_limit() {
+        let room = PictureRoom { most_bytes: 1000, ..PictureRoom::default() };
+        let picture = |values| {
+            let grid = crate::picture::Grid { rows: 2, columns: 2 };
+            Arc::new(Patches { grid, merge: 2, values: vec![0.0; values], digest: [0; 32] })
+        };
+        let (first, second) = (picture(150), picture(150));
+        room.hold(&first).unwrap();
+        let refused = room.hold(&second).unwrap_err();
+        assert!(refused.kind == Kind::Busy && refused.message.contains("1000"), "{}", refused.message);
+        // A request that is over gives its room back.
+        drop(first);
+        room.hold(&second).unwrap();
+        assert_eq!(room.held_bytes(), 600);
+    }
 
     #[test]
     fn base64_is_taken_with_and_without_padding() {

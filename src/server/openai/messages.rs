@@ -149,10 +149,12 @@ fn read_picture_part(part: &Fields<'_>, pictures: Option<&mut Pictures<'_>>) -> 
     if part.get("file_id").is_some() {
         return Err(part.error("file_id", "this server keeps no files; send the picture itself in 'image_url'"));
     }
+    part.text("detail")?;
     match part.get("image_url") {
         Some(Json::String(address)) => pictures.add_address(address, &part.path("image_url")),
         Some(Json::Object(_)) => {
             let Some(holder) = part.object("image_url")? else { return Err(part.error("image_url", "the picture is missing")) };
+            holder.text("detail")?;
             let address = holder.text("url")?.ok_or_else(|| holder.error("url", "the picture is missing"))?;
             pictures.add_address(address, &holder.path("url"))
         }
