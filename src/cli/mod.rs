@@ -18,6 +18,7 @@ mod pictures;
 mod plan;
 mod read;
 mod report;
+mod roofs;
 mod run;
 mod serve;
 mod text;
