@@ -20,6 +20,10 @@ fn x_place(n: u32) -> u32 {
     return args.x_at + min(first_row + n, last_row) * args.x_stride;
 }
 
+fn rounded_place(n: u32) -> u32 {
+    return args.q_at + min(first_row + n, last_row) * args.q_stride;
+}
+
 // Threads past the last output repeat it and store nothing.
 fn row_of(o: u32) -> u32 {
     return min(first_output + o, args.outs - 1u) * args.row_bytes;
