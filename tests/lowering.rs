@@ -84,7 +84,7 @@ fn check_windows(stage: &Stage, lowered: &Lowered, target: &Target) {
 fn every_fixture_lowers_inside_its_arenas() {
     for name in TRAINED.into_iter().chain([RANDOM]) {
         let stage = stage_of(name);
-        for activations in [Activations::Float, Activations::TwoBytes] {
+        for activations in [Activations::Float, Activations::TwoBytes, Activations::TwoBytesOfMany] {
             for max_binding_bytes in [u64::MAX, 128 << 20, 6 << 20] {
                 let target = target(max_binding_bytes, activations);
                 for (index, program) in stage.programs.iter().enumerate() {

@@ -178,7 +178,7 @@ mod tests {
     fn the_fastest_with_right_answers_is_taken() {
         let plain = tried(Tile::Float, 100, 0.0);
         let refused = Tried { tile: Tile::CooperativeHalf, outcome: Err("the driver refuses".into()) };
-        let choice = |others: &[Tried]| fastest(&[&[plain.clone()], others].concat());
+        let choice = |others: &[Tried]| fastest(&[std::slice::from_ref(&plain), others].concat());
         assert_eq!(choice(&[]), Tile::Float);
         assert_eq!(choice(&[tried(Tile::Half, 60, 1e-7), tried(Tile::Bytes, 50, 2e-5), refused]), Tile::Bytes);
         assert_eq!(choice(&[tried(Tile::Half, 60, 1e-7), tried(Tile::Bytes, 50, 2e-3)]), Tile::Half, "wrong answers");
