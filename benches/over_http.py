@@ -4,13 +4,14 @@ that is cached.
 
   over_http.py --strata target/release/strata -m FILE [-n 500] [-t 2] [--rounds 5]
 
-Needs Python alone. Each round measures once with HTTP and once without, so that a change of the machine's speed meets both. The client runs on the same machine and is part of the cost. Printed: the median of the ratios round by round with their
-least and greatest, and the first token's time with that of one window of one row, which it contains.
+Needs Python alone. Each round measures once with HTTP and once without, so that a change of the machine's speed meets both, and the order changes from round to round. The client runs on the same machine
+and is part of the cost. Printed: the median of the ratios round by round with its quartiles, and the first token's time with that of one window of one row, which it contains.
 """
 import argparse
 import http.client
 import json
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from serving import serving  # noqa: E402
 
 # Real-time priority (`chrt -f 10`) may take 95 % of a second; a rest before each run keeps all of them below that.
 PAUSE_SECONDS = 1.0
+TEXT = re.compile(rb'content":"[^"]')
 
 
 def stream(address, messages, tokens):
@@ -34,15 +36,15 @@ def stream(address, messages, tokens):
     start = time.perf_counter()
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     reply = connection.getresponse()
-    pieces, first, last = [], None, None
+    pieces, arrived = [], []
     # Looked at as little as possible while it arrives: what the client does counts as cost of HTTP.
     while piece := reply.read1(1 << 16):
-        now = time.perf_counter()
+        arrived.append(time.perf_counter())
         pieces.append(piece)
-        if first is None and b'"content"' in piece:
-            first = now
-        last = now
     connection.close()
+    # The role comes before anything is computed, with an empty text.
+    first = next(at for at, piece in zip(arrived, pieces) if TEXT.search(piece))
+    last = arrived[-1]
     chunks = [json.loads(line[6:]) for line in b"".join(pieces).splitlines() if line.startswith(b"data: {")]
     usage = next(chunk["usage"] for chunk in chunks if chunk.get("usage"))
     timings = next(chunk["timings"] for chunk in chunks if chunk.get("timings"))
@@ -69,21 +71,28 @@ def main():
     messages = [{"role": "user", "content": "The red box holds a key. " * 40 + "What does it hold?"}]
     ratios, inside, firsts = [], [], []
     flags = ("-m", args.model, "-t", str(args.threads), "-c", "2048", "--parallel", "1")
-    depth = args.tokens
-    for _ in range(args.rounds):
+    with serving(args.strata, *flags) as address:
+        depth = stream(address, messages, 2)[3]
+
+    def plain_rate():
+        time.sleep(PAUSE_SECONDS)
+        return bench(args.strata, args.model, depth, args.tokens, args.threads)
+
+    for turn in range(args.rounds):
+        before = plain_rate() if turn % 2 else None
+        time.sleep(PAUSE_SECONDS)
         # A server of its own for every round: how a process lies in memory changes its speed by more than HTTP does.
         with serving(args.strata, *flags) as address:
-            depth = stream(address, messages, args.tokens)[3]
+            stream(address, messages, args.tokens)
             time.sleep(PAUSE_SECONDS)
             first, rate, said, _ = stream(address, messages, args.tokens)
-        time.sleep(PAUSE_SECONDS)
-        plain = bench(args.strata, args.model, depth, args.tokens, args.threads)
-        time.sleep(PAUSE_SECONDS)
+        plain = before or plain_rate()
         ratios.append(rate / plain)
         inside.append(said / plain)
         firsts.append((1000 * first, 1000 / rate))
     for name, ratio in [("decode through HTTP / bench", ratios), ("decode as the server counts it / bench", inside)]:
-        print(f"{name}: {statistics.median(ratio):.3f} ({min(ratio):.3f} to {max(ratio):.3f})")
+        low, middle, high = statistics.quantiles(ratio, n=4)
+        print(f"{name}: {middle:.3f} (quartiles {low:.3f} and {high:.3f})")
     beyond = statistics.median(first - window for first, window in firsts)
     print(f"first token of a cached prompt of {depth}: {statistics.median(f for f, _ in firsts):.1f} ms, of these beyond a window of "
           f"one row: {beyond:.1f} ms")

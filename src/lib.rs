@@ -2,7 +2,7 @@
 //!
 //! The rooms, and what each must not know, are listed in `docs/ARCHITECTURE.md`. Dependencies point one way:
 //! `cli → server, launch → engine, plan, probe → schedule, sample → state → program, model → backend → quant, gguf,
-//! tokenizer, units`.
+//! tokenizer, picture, units`.
 
 pub mod backend;
 pub mod cli;
@@ -11,6 +11,7 @@ pub mod experts;
 pub mod gguf;
 pub mod launch;
 pub mod model;
+pub mod picture;
 pub mod plan;
 pub mod probe;
 pub mod program;

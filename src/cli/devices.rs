@@ -7,6 +7,9 @@ use clap::Args;
 use super::error::CliError;
 use super::npy::write_whole;
 use super::output::{Output, note};
+use super::wishes::matrix_formats;
+use crate::gguf::ModelFiles;
+use crate::plan::ModelHeader;
 use crate::probe::{Effort, Probe};
 
 const EXAMPLES: &str = "\
@@ -23,7 +26,7 @@ pub struct DevicesArgs {
     /// Write a machine file
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Measure the disk on which this file lies, too
+    /// Measure the disk on which this model file lies, too, and how fast the CPU multiplies its formats
     #[arg(short, long, value_name = "FILE")]
     model: Option<PathBuf>,
     /// JSON instead of text
@@ -32,7 +35,10 @@ pub struct DevicesArgs {
 }
 
 pub fn devices(args: &DevicesArgs) -> Result<(), CliError> {
-    let probed = Probe::new(Effort::Measure).with_file(args.model.as_deref()).look();
+    // Any file names its disk; a model has formats.
+    let files = args.model.as_deref().and_then(|path| ModelFiles::open(path).ok());
+    let formats = files.map_or_else(Vec::new, |files| matrix_formats(&ModelHeader::from(&files)));
+    let probed = Probe::new(Effort::Measure).with_file(args.model.as_deref()).with_formats(formats).look();
     probed.notes.iter().for_each(note);
     if let Some(path) = &args.save {
         let text = probed.machine.to_toml().map_err(|e| CliError::Failed(e.to_string()))?;

@@ -13,7 +13,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
-use super::wishes::{read_machine, this_pc};
+use super::wishes::{matrix_formats, read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
 use crate::engine::service::Opened;
@@ -22,7 +22,7 @@ use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
-use crate::plan::{BackendKind, CardCheck, Limits, Machine, Plan, PlanFlags, Pool, Unexplained, render_short};
+use crate::plan::{BackendKind, CardCheck, Limits, Machine, ModelHeader, Plan, PlanFlags, Pool, Unexplained, render_short};
 use crate::program::decode_row_bytes;
 use crate::units::HumanBytes;
 
@@ -148,7 +148,7 @@ impl OpenModel {
 
     /// Plans, takes memory and loads the weights.
     pub fn load(&self, compute: &ComputeArgs, opening: Opening, interrupt: &Interrupt) -> Result<Loaded, CliError> {
-        let here = this_pc(self.path.as_deref());
+        let here = this_pc(self.path.as_deref(), matrix_formats(&ModelHeader::from(&*self.files)));
         let threads = compute.threads.unwrap_or_else(|| here.host.workers.unwrap_or(here.host.cores));
         let threads = NonZeroUsize::new(threads as usize).unwrap_or(NonZeroUsize::MIN);
         let mode = if compute.reference { Mode::Reference } else { Mode::Fast };

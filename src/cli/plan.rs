@@ -10,7 +10,7 @@ use super::error::CliError;
 use super::open::{is_sheet, open_files};
 use super::output::{Output, note};
 use super::read::{MOST_TEXT_BYTES, read_file};
-use super::wishes::WishArgs;
+use super::wishes::{WishArgs, matrix_formats};
 use crate::gguf::ModelFiles;
 use crate::launch::cannot_run_yet;
 use crate::plan::{
@@ -79,9 +79,10 @@ struct JsonOutcome<'a> {
 }
 
 pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
-    let model = plan_model(args)?;
+    let header = model_header(args)?;
+    let model = plan_model(args, &header)?;
     let limits = limits(args, &model)?;
-    let machine = args.wishes.machine(args.model.as_deref())?;
+    let machine = args.wishes.machine(args.model.as_deref(), matrix_formats(&header))?;
     let outcome = make_plan(&model, &machine, &limits);
     let wrong = outcome.as_ref().err().filter(|refusal| refusal.kind == RefusalKind::Invalid);
     let mut out = Output::new();
@@ -110,14 +111,17 @@ pub fn plan(args: &PlanArgs) -> Result<(), CliError> {
     }
 }
 
-fn plan_model(args: &PlanArgs) -> Result<PlanModel, CliError> {
-    let header = match &args.model {
-        Some(path) => read_header(path)?,
-        None => ModelHeader::from(&*open_files(&ModelArgs { model: None })?),
-    };
+fn model_header(args: &PlanArgs) -> Result<ModelHeader, CliError> {
+    match &args.model {
+        Some(path) => read_header(path),
+        None => Ok(ModelHeader::from(&*open_files(&ModelArgs { model: None })?)),
+    }
+}
+
+fn plan_model(args: &PlanArgs, header: &ModelHeader) -> Result<PlanModel, CliError> {
     let name = args.model.as_ref().map_or_else(|| "built-in model".to_owned(), |path| path.display().to_string());
     let wrong = |e| CliError::in_file(&name, e);
-    let model = PlanModel::from_header(&header).map_err(wrong)?;
+    let model = PlanModel::from_header(header).map_err(wrong)?;
     add_companions(args, model)
 }
 

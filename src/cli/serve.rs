@@ -19,7 +19,7 @@ use super::text::{Chat, open_tokenizer};
 use crate::engine::service::{OpenEngine, Opened, Service, ServiceOptions, State};
 use crate::launch::LaunchError;
 use crate::model::Pooling;
-use crate::plan::{RefusalKind, Size};
+use crate::plan::{JOINT_ROWS, RefusalKind, Size};
 use crate::server::{App, ModelFacts, STALL, Server, ServerOptions, listing};
 
 const EXAMPLES: &str = "\
@@ -209,11 +209,8 @@ fn watch(mut server: Server, interrupt: &Interrupt) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Rows of a decode window for which the kernels of decoding are made; more answers take several windows.
-const JOINT_ROWS: u32 = 8;
-
 fn opening(args: &ServeArgs, opened: &OpenModel, context: u32) -> Opening {
-    // Answers are computed together.
+    // Answers are computed together; more of them take several windows.
     let joint_rows = args.service.parallel.min(JOINT_ROWS);
     let max_outputs = match opened.model.dims().pooling {
         // Every row of a window counts.

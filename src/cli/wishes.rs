@@ -7,8 +7,9 @@ use clap::Args;
 use super::error::CliError;
 use super::output::note;
 use super::read::{MOST_SETTINGS_BYTES, read_file};
-use crate::plan::{FlagError, Machine, PlanFlags};
+use crate::plan::{FlagError, Machine, ModelHeader, PlanFlags};
 use crate::probe::{Effort, Probe};
+use crate::quant::Format;
 
 /// Where things shall lie. Everything is optional: the plan chooses.
 #[derive(Debug, Clone, Default, Args)]
@@ -71,14 +72,23 @@ impl WishArgs {
     }
 
     /// The PC of the machine file, or this one with the disk that the model lies on.
-    pub fn machine(&self, model: Option<&Path>) -> Result<Machine, CliError> {
-        self.machine.as_deref().map_or_else(|| Ok(this_pc(model)), read_machine)
+    pub fn machine(&self, model: Option<&Path>, formats: Vec<Format>) -> Result<Machine, CliError> {
+        self.machine.as_deref().map_or_else(|| Ok(this_pc(model, formats)), read_machine)
     }
 }
 
+/// Formats of a model's matrices, without the embedding, of which single rows are read.
+pub fn matrix_formats(header: &ModelHeader) -> Vec<Format> {
+    let matrices = header.tensors.iter().filter(|t| t.shape.len() > 1 && t.name.starts_with("blk.") || t.name == "output.weight");
+    let mut formats: Vec<Format> = matrices.map(|t| t.format).collect();
+    formats.sort_unstable();
+    formats.dedup();
+    formats
+}
+
 /// This PC, with what was measured of it; what never was is measured now.
-pub fn this_pc(model: Option<&Path>) -> Machine {
-    let probed = Probe::new(Effort::Known).with_file(model).look();
+pub fn this_pc(model: Option<&Path>, formats: Vec<Format>) -> Machine {
+    let probed = Probe::new(Effort::Known).with_file(model).with_formats(formats).look();
     probed.notes.iter().for_each(note);
     probed.machine
 }

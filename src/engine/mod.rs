@@ -28,6 +28,7 @@ use crate::backend::{Backend, BackendError, DeviceFacts, MemoryReport};
 use crate::experts::{ExpertError, ExpertOptions, Experts, TierStats};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
+use crate::picture::Preprocess;
 use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
 use crate::schedule::{Pipeline, ScheduleError, Watch, Window, WindowInputs};
 use crate::state::{Checkpoint, Restore, Sequence};
@@ -129,13 +130,8 @@ impl Default for OpenOptions {
 impl OpenOptions {
     /// What a stage of `layers` holds under these options.
     pub fn stage_options(&self, layers: std::ops::Range<u32>) -> StageOptions {
-        let outputs = self.max_outputs.max(1);
-        let decode_rows = self.decode_rows.clamp(1, self.prompt_rows.max(1));
-        let shape = |max_rows: u32| ShapeClass { max_rows, max_outputs: outputs.min(max_rows) };
-        let mut programs = vec![("decode".to_string(), shape(decode_rows))];
-        if self.prompt_rows > decode_rows {
-            programs.push(("prompt".to_string(), shape(self.prompt_rows)));
-        }
+        let programs = ShapeClass::of_programs(self.decode_rows, self.prompt_rows, self.max_outputs);
+        let programs = programs.into_iter().map(|(name, shape)| (name.to_string(), shape)).collect();
         let of_layers = |list: &Option<Vec<u32>>, other: u32| {
             let list = list.as_ref()?;
             Some(layers.clone().map(|l| list.get(l as usize).copied().unwrap_or(other)).collect())
@@ -379,6 +375,11 @@ impl Engine {
             sum.scratch_bytes += scratch_bytes;
         }
         sum
+    }
+
+    /// How pictures shall be that a prompt brings; `None` where no vision encoder is open.
+    pub fn vision(&self) -> Option<&Preprocess> {
+        None
     }
 
     /// Allocations of the devices after everything was loaded: 0, or there is a defect.

@@ -25,8 +25,8 @@ use crate::experts::{ExpertOptions, PinOptions};
 use crate::gguf::ModelFiles;
 use crate::model::{Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, CardCheck, Limits, Machine, ModelHeader, Plan, PlanModel, RamExperts, Refusal, Settings, Size,
-    StageArenas, Violation, plan, verify,
+    BackendKind, Capability, CardCheck, Consumer, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage, RamExperts,
+    Refusal, Settings, Size, StageArenas, StageScratch, Violation, plan, verify,
 };
 use crate::program::Stage;
 
@@ -90,6 +90,7 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     let mut drivers = Drivers::of(&machine, finders);
     let facts = PlanModel::from_header(&ModelHeader::from(&*files))
         .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
+    let limits = with_windows(limits, &options);
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
     let options = OpenOptions { host: cpu.clone(), ..options };
@@ -104,6 +105,17 @@ pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launc
     Ok(Launched { engine, plan, cards })
 }
 
+/// The wishes with what the verb wants of windows, which no flag says.
+fn with_windows(limits: Limits, options: &OpenOptions) -> Limits {
+    Limits {
+        least_decode_rows: options.decode_rows.clamp(1, limits.prefill.unwrap_or(u32::MAX).max(1)),
+        outputs: Some(options.max_outputs),
+        undo_tokens: options.undo_tokens,
+        watch_experts: options.experts.record,
+        ..limits
+    }
+}
+
 /// What stages are planned for and built from.
 struct Source<'a> {
     facts: &'a PlanModel,
@@ -112,7 +124,7 @@ struct Source<'a> {
     drivers: &'a Drivers,
 }
 
-/// A plan whose arenas are those of the built stages, its stages on devices without memory yet, and the locks of its cards.
+/// A plan with the scratch of its built stages, these on devices without memory yet, and the locks of its cards.
 struct Settled {
     plan: Plan,
     options: OpenOptions,
@@ -122,11 +134,11 @@ struct Settled {
     free_before: Vec<Option<u64>>,
 }
 
-/// Tries at a plan whose estimates of work buffers hold.
+/// Tries at a plan whose estimates of scratch hold.
 const TRIES: usize = 4;
 
-/// Plans, builds the stages, opens the devices without memory, and plans again with the arenas and the scratch that they need.
-/// Where these turn out larger than estimated and no longer fit, the card is planned again with that much less room. Where the
+/// Plans, builds the stages, opens the devices without memory, and plans again with the scratch that their kernels need.
+/// Where it turns out larger than estimated and no longer fits, the card is planned again with that much less room. Where the
 /// room for experts turns out another, the stages are built anew with as many slots. What is free on a card is read again once it is
 /// open with the code of its stage: from then on nothing but arenas, graphs and pinned memory is taken.
 fn settle(
@@ -149,9 +161,9 @@ fn settle(
                 let free_before = built.iter().map(|stage| stage.backend.free_bytes()).collect();
                 return Ok(Settled { plan, options, built, locks, free_before });
             }
-            Err((refusal, first, arenas)) => {
+            Err((refusal, first, scratch)) => {
                 let fallen = lower_to(&mut room, &machine);
-                let shrunk = shrink(&mut room, &first, &arenas);
+                let shrunk = shrink(&mut room, &first, &scratch);
                 if tries == TRIES || !(shrunk || fallen) {
                     return Err(refused(refusal));
                 }
@@ -160,8 +172,8 @@ fn settle(
     }
 }
 
-/// A plan with its stages, or why it does not fit with the arenas that its stages have.
-type Rebuilt = Result<(Plan, OpenOptions, Vec<BuiltStage>), (Box<Refusal>, Plan, Vec<StageArenas>)>;
+/// A plan with its stages, or why it does not fit with the scratch that its stages need.
+type Rebuilt = Result<(Plan, OpenOptions, Vec<BuiltStage>), (Box<Refusal>, Plan, Vec<StageScratch>)>;
 
 /// Builds the stages of a plan and plans again, until the stages have the slots that the plan gives them.
 fn build_and_plan(
@@ -179,11 +191,12 @@ fn build_and_plan(
         let (options, stages) = build(&current, source, options)?;
         built = on_devices(&current, stages, machine, opener, built)?;
         read_free(&current, machine, &mut built)?;
-        let arenas = arenas(&current, source.facts, &built)?;
-        let fixed = current.fixed(limits, Some(arenas.clone()));
+        as_planned(&current, source.facts, &built)?;
+        let scratch = scratch(&built)?;
+        let fixed = current.fixed(limits, Some(scratch.clone()));
         let next = match plan(source.facts, machine, &fixed) {
             Ok(next) => next,
-            Err(refusal) => return Ok(Err((refusal, current, arenas))),
+            Err(refusal) => return Ok(Err((refusal, current, scratch))),
         };
         if held(&next) == held(&current) {
             let violations = verify(&next, source.facts, machine, &fixed);
@@ -245,20 +258,20 @@ fn lower_to(room: &mut Machine, machine: &Machine) -> bool {
     fallen
 }
 
-/// Takes from the room of each card what its stage needs beyond the estimate; false if there is no such thing.
-fn shrink(room: &mut Machine, plan: &Plan, arenas: &[StageArenas]) -> bool {
-    let total = |a: &StageArenas| a.weights_bytes + a.state_bytes + a.work_bytes + a.scratch_bytes;
-    let mut shrunk = false;
-    for (planned, built) in plan.stages.iter().zip(arenas) {
-        let beyond = total(built).saturating_sub(total(&planned.arenas));
+/// Takes from the room of each card and of the host what scratch needs beyond the estimate; false if there is no such thing.
+fn shrink(room: &mut Machine, plan: &Plan, scratch: &[StageScratch]) -> bool {
+    let planned = plan.rows.iter().filter(|r| r.consumer == Consumer::HostScratch).map(|r| r.bytes).sum::<u64>();
+    let of_host = scratch.iter().map(|s| s.host_bytes).sum::<u64>().saturating_sub(planned);
+    room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(of_host);
+    let mut shrunk = of_host > 0;
+    for (planned, built) in plan.stages.iter().zip(scratch) {
+        let beyond = built.card_bytes.saturating_sub(planned.arenas.scratch_bytes);
         let card = &mut room.cards[planned.card.0];
         card.free.0 = card.free.0.saturating_sub(beyond);
         if card.shares_host_memory || card.backend == BackendKind::Cpu {
             room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(beyond);
         }
-        let scratch = built.host_scratch_bytes.saturating_sub(planned.arenas.host_scratch_bytes);
-        room.host.ram_available.0 = room.host.ram_available.0.saturating_sub(scratch);
-        shrunk |= beyond > 0 || scratch > 0;
+        shrunk |= beyond > 0;
     }
     shrunk
 }
@@ -292,15 +305,16 @@ fn lock_cards(plan: &Plan, machine: &Machine, folder: &std::path::Path, model: &
 
 /// The stages of a plan as the model's own code lays them out, and the options they are run with.
 fn build(plan: &Plan, source: &Source<'_>, options: &OpenOptions) -> Result<(OpenOptions, Vec<Arc<Stage>>), LaunchError> {
-    let Settings { context_tokens, cells, chunk, decode_rows, slots, .. } = plan.settings;
+    let Settings { context_tokens, cells, chunk, decode_rows, outputs, versions, slots, .. } = plan.settings;
     let kv = plan.settings.kv.format();
-    let decode_rows = options.decode_rows.max(decode_rows);
     let expert_slots = tiers::card_slots(plan, source.facts, options.experts.record);
     let lent_slots = tiers::lent_slots(plan);
     let options = OpenOptions {
         context: context_tokens,
         prompt_rows: chunk,
         decode_rows,
+        max_outputs: outputs,
+        undo_tokens: versions.saturating_sub(1),
         slots,
         kv,
         expert_slots,
@@ -334,29 +348,42 @@ fn on_devices(
     built.collect()
 }
 
-/// The arenas of built stages. Slots of partly held experts lie among the weights, and are planned apart.
-fn arenas(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<Vec<StageArenas>, LaunchError> {
-    let arenas = plan.stages.iter().zip(built).map(|(planned, BuiltStage { stage, backend, .. })| {
-        let ArenaSizes { weights_bytes, state_bytes, .. } = ArenaSizes::of(stage);
-        let (work_bytes, decode_work_bytes) = stage.work_parts();
-        let failed = |e| LaunchError::Engine(EngineError::Backend(e));
-        let scratch_bytes = backend.scratch_bytes(stage).map_err(failed)?;
-        let host_scratch_bytes = backend.host_scratch_bytes(stage).map_err(failed)?;
-        let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
-        let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
-        let experts_inside = planned.all_held;
-        let weights_bytes = if experts_inside { weights_bytes } else { weights_bytes.saturating_sub(slots) };
-        Ok(StageArenas {
-            weights_bytes,
-            state_bytes,
-            work_bytes,
-            decode_work_bytes,
-            scratch_bytes,
-            host_scratch_bytes,
-            experts_inside,
-        })
+/// The scratch of built stages.
+fn scratch(built: &[BuiltStage]) -> Result<Vec<StageScratch>, LaunchError> {
+    let failed = |e| LaunchError::Engine(EngineError::Backend(e));
+    let of_stage = |BuiltStage { stage, backend, .. }: &BuiltStage| {
+        let card_bytes = backend.scratch_bytes(stage).map_err(failed)?;
+        Ok(StageScratch { card_bytes, host_bytes: backend.host_scratch_bytes(stage).map_err(failed)? })
+    };
+    built.iter().map(of_stage).collect()
+}
+
+/// The arenas of a stage as it was built. Slots of partly held experts lie among the weights, and are planned apart.
+fn built_arenas(planned: &PlannedStage, model: &PlanModel, stage: &Stage) -> StageArenas {
+    let ArenaSizes { weights_bytes, state_bytes, work_bytes, .. } = ArenaSizes::of(stage);
+    let layers = model.layers[planned.layers.indices()].iter().zip(&planned.held);
+    let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
+    let (prompt_work_bytes, decode_work_bytes) = stage.work_parts();
+    StageArenas {
+        weights_bytes: weights_bytes.saturating_sub(if planned.all_held { 0 } else { slots }),
+        state_bytes,
+        work_bytes,
+        prompt_work_bytes,
+        decode_work_bytes,
+        ..planned.arenas
+    }
+}
+
+/// # Errors
+/// A built stage differs from its plan, by so much as a byte: a defect of the planner.
+fn as_planned(plan: &Plan, model: &PlanModel, built: &[BuiltStage]) -> Result<(), LaunchError> {
+    let differs = plan.stages.iter().zip(built).filter_map(|(planned, BuiltStage { stage, .. })| {
+        let arenas = built_arenas(planned, model, stage);
+        let what = format!("{}: {:?} planned, {arenas:?} built", planned.card_id, planned.arenas);
+        (arenas != planned.arenas).then_some(Violation { rule: "arenas", what })
     });
-    arenas.collect()
+    let violations: Vec<Violation> = differs.collect();
+    if violations.is_empty() { Ok(()) } else { Err(LaunchError::Unsound { violations }) }
 }
 
 /// Compares what is gone from each card since the first arena with the plan; where its driver does not tell, what we took. Others may

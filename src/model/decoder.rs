@@ -470,6 +470,7 @@ impl Config {
         let mut p = ProgramBuilder::new(name, shape);
         let kind = if first { InputKind::TokenEmbedding { scale: self.embedding_scale() } } else { InputKind::HandOff };
         let x = p.input("residual", self.width, kind);
+        p.carry(x);
         for layer in layers {
             self.emit(&mut p, layer, x);
         }

@@ -3,10 +3,11 @@
 
 use super::limits::{KvType, Limits, RamExperts};
 use super::machine::{BackendKind, Card, Machine, Os};
-use super::model::{ConvFacts, LayerFacts, Mixer, PlanModel};
+use super::model::{ConvFacts, FormatBytes, LayerFacts, Mixer, PlanModel};
 use super::refusal::Refusal;
 use super::rules::{self, CardRates, DriverBytes, HostRates, Notes};
 use super::size::MAX_SIZE_BYTES;
+use super::work::{self, WorkTable};
 
 /// Index of a card in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -23,11 +24,20 @@ pub struct CardFacts {
     pub max_buffer: u64,
     pub driver: DriverBytes,
     pub rates: CardRates,
+    /// Weights are read as fast as the CPU multiplies them, which depends on their format.
+    pub reads_as_cpu: bool,
     /// The host's own cores: experts lie in place.
     pub in_place: bool,
     pub shares_host: bool,
     /// Equal to an earlier card in everything that matters: only one order of them is looked at.
     pub same_as: Option<usize>,
+}
+
+/// Bytes a second of weights from RAM that the CPU multiplies with a row of activations.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerRates {
+    pub dense: f64,
+    pub experts: f64,
 }
 
 pub struct Context<'a> {
@@ -46,6 +56,12 @@ pub struct Context<'a> {
     pub notes: Notes,
     /// Usable RAM and commit, where slots must heed them because experts may stay on disk.
     pub host_usable: Option<(u64, u64)>,
+    /// Rows of a window whose scores are wanted, at most.
+    pub outputs: u32,
+    /// Buffers of layers, packed.
+    pub work: WorkTable,
+    /// How fast the CPU multiplies weights, layer by layer.
+    pub cpu: Vec<LayerRates>,
     popularity: Vec<(u32, Vec<f64>)>,
     /// Layers by rising slab size: extra slots go to the smallest first.
     pub by_slab: Vec<usize>,
@@ -60,6 +76,7 @@ impl<'a> Context<'a> {
         let cells = u64::from(context_tokens).next_multiple_of(cell_block(model));
         let resident = limits.resident_kv.map_or(cells, |r| u64::from(r).next_multiple_of(cell_block(model)).min(cells));
         let eligible = eligible_cards(machine, limits)?;
+        let cpu = cpu_rates(model, machine, &host_rates, &mut notes);
         let mut cards: Vec<CardFacts> = Vec::with_capacity(machine.cards.len());
         for (i, card) in machine.cards.iter().enumerate() {
             let mut quiet = Notes::default();
@@ -76,7 +93,10 @@ impl<'a> Context<'a> {
         }
         let mut by_slab: Vec<usize> = (0..model.layers.len()).filter(|&l| model.layers[l].experts.is_some()).collect();
         by_slab.sort_by_key(|&l| (model.layers[l].experts.as_ref().map_or(0, |e| e.slab_bytes), l));
-        let ctx = Context {
+        let all_rows = model.wants_all_rows;
+        let usual = if all_rows { u32::MAX } else { limits.slots.min(rules::JOINT_ROWS) * limits.window_rows() };
+        let outputs = limits.outputs.unwrap_or(usual);
+        let mut ctx = Context {
             model,
             machine,
             limits,
@@ -88,9 +108,13 @@ impl<'a> Context<'a> {
             host_rates,
             notes,
             host_usable: None,
+            outputs,
+            work: WorkTable::new(std::iter::empty()),
+            cpu,
             popularity,
             by_slab,
         };
+        ctx.work = WorkTable::new(ctx.chunks().into_iter().flat_map(|chunk| work::shapes(&ctx, chunk)));
         Ok(ctx)
     }
 
@@ -144,6 +168,8 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
         ("a number of slots of", limits.slots, rules::MAX_SLOTS),
         ("--draft-window", limits.draft_window, rules::MAX_DRAFT_WINDOW),
         ("--resident-kv", limits.resident_kv.unwrap_or(1), rules::MAX_CONTEXT),
+        ("rows of a decode window", limits.least_decode_rows, rules::MAX_CHUNK),
+        ("rows that are taken back", limits.undo_tokens.saturating_add(1), rules::MAX_CHUNK),
         ("the prompt of the workload of", limits.workload.prompt_tokens, rules::MAX_CONTEXT),
     ];
     if let Some((flag, value, most)) = bounded.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
@@ -176,11 +202,11 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
             state / (1u64 << 40) as f64
         ));
     }
-    if limits.stage_arenas.iter().flatten().any(|arenas| arenas.largest() > MAX_SIZE_BYTES) {
-        return wrong("a measured arena is more than 1024 TiB, which no PC has".into());
+    if limits.scratch.iter().flatten().any(|s| s.card_bytes.max(s.host_bytes) > MAX_SIZE_BYTES) {
+        return wrong("measured scratch is more than 1024 TiB, which no PC has".into());
     }
-    if limits.stage_arenas.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
-        return wrong("measured arenas need an explicit layer split with as many stages".into());
+    if limits.scratch.as_ref().map(Vec::len).is_some_and(|n| limits.layer_split.as_ref().map(Vec::len) != Some(n)) {
+        return wrong("measured scratch needs an explicit layer split with as many stages".into());
     }
     check_split(model, limits)
 }
@@ -189,7 +215,7 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
 fn state_bytes(model: &PlanModel, limits: &Limits) -> f64 {
     let cells =
         f64::from(limits.context.unwrap_or(model.trained_context.min(super::limits::DEFAULT_CONTEXT))) + cell_block(model) as f64;
-    let versions = f64::from(limits.window_rows());
+    let versions = f64::from(limits.versions());
     let conv = |c: &ConvFacts| (f64::from(c.rows) + versions) * f64::from(c.channels) * 4.0;
     let draft = model.draft.as_ref().map(|d| &d.block);
     let of_layer = |layer: &LayerFacts| {
@@ -294,6 +320,7 @@ fn card_facts(card: &Card, limits: &Limits, host: &HostRates, same_as: Option<us
         max_buffer: card.max_buffer.map_or(u64::MAX, |s| s.0),
         driver: driver_bytes(card, notes),
         rates: rules::card_rates(card, host, notes),
+        reads_as_cpu: card.backend == BackendKind::Cpu && card.memory_gbs.is_none(),
         in_place,
         shares_host: card.shares_host_memory || card.backend == BackendKind::Cpu,
         same_as,
@@ -325,6 +352,32 @@ fn driver_bytes(card: &Card, notes: &mut Notes) -> DriverBytes {
         graphs: pick(card.graph_bytes, "captured graphs", assumed.graphs),
         host: assumed.host,
     }
+}
+
+/// Rates of all layers, and of the head behind them. A format that was not measured is taken to be as fast as the one that was.
+fn cpu_rates(model: &PlanModel, machine: &Machine, host: &HostRates, notes: &mut Notes) -> Vec<LayerRates> {
+    let usual = host.cpu_weights_gbs * 1e9;
+    let rate = |format| machine.host.format_gbs(format).map_or(usual, |gbs| (gbs * 1e9).min(host.ram_gbs * 1e9));
+    let of = |bytes: &FormatBytes| {
+        let (sum, seconds) = (bytes.0.iter().map(|(_, n)| *n as f64).sum::<f64>(), bytes.seconds(rate));
+        if seconds > 0.0 { sum / seconds } else { usual }
+    };
+    let experts = model.layers.iter().filter_map(|l| l.experts.as_ref());
+    let mut unmeasured: Vec<&str> = experts
+        .flat_map(|e| &e.by_format.0)
+        .filter(|(format, _)| machine.host.format_gbs(*format).is_none())
+        .map(|(format, _)| format.name())
+        .collect();
+    unmeasured.sort_unstable();
+    unmeasured.dedup();
+    if !unmeasured.is_empty() {
+        let why = "the CPU was not measured with this format; formats differ by up to three times";
+        notes.add(format!("experts of {} that the CPU computes", unmeasured.join(", ")), format!("{:.1} GB/s", usual / 1e9), why);
+    }
+    let none = FormatBytes::default();
+    let layers = model.layers.iter().map(|l| (&l.dense_formats, l.experts.as_ref().map_or(&none, |e| &e.by_format)));
+    let all = layers.chain([(&model.head_formats, &none)]);
+    all.map(|(dense, experts)| LayerRates { dense: of(dense), experts: of(experts) }).collect()
 }
 
 /// For every number of experts that occurs: share of calls answered by the n most popular.

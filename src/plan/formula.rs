@@ -3,12 +3,12 @@
 use super::consumer::Consumer;
 use super::context::{Context, kv_cell_bytes};
 use super::host::{HostNeed, LayoutSums};
-use super::limits::LayerRange;
 use super::model::{LayerFacts, Mixer};
 use super::rows::{Pool, SizedStage};
 use super::rules;
 use super::size::{grouped, human};
 use super::stage;
+use super::work;
 
 pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer: Consumer) -> String {
     let range = stage.range;
@@ -32,36 +32,35 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
         Consumer::ConvHistory => {
             format!(
                 "{slots} slot(s) x inputs of the convolutions before a window, {} more for drafts, f32",
-                ctx.limits.window_rows() - 1
+                ctx.limits.versions() - 1
             )
         }
         Consumer::HandOff => {
-            let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
-            format!("2 buffers x {rows} rows x {} floats x 4 B", ctx.model.stream_floats())
+            let (rows, floats) = (stage::most_rows(ctx, chunk), ctx.model.stream_floats());
+            format!("{rows} rows x {floats} floats x 4 B, at the bottom of the prompt's buffers")
         }
         Consumer::SlotTables => format!("a number for each expert of layers {range}: the slot that holds it"),
-        Consumer::ExpertResults => {
-            format!("{} rows x experts of a token x {} floats x 4 B", ctx.chunk_rows(chunk), ctx.model.width)
-        }
-        Consumer::PromptWork => work(ctx, range, ctx.chunk_rows(chunk), u64::from(slots)),
-        Consumer::DecodeWork => work(ctx, range, ctx.limits.decode_rows().into(), ctx.limits.decode_rows().into()),
-        Consumer::KernelScratch if ctx.limits.stage_arenas.is_some() => "as the programs were lowered for this card".into(),
+        Consumer::PromptWork => work_text(ctx, stage, chunk, true),
+        Consumer::DecodeWork => work_text(ctx, stage, chunk, false),
+        Consumer::KernelScratch if ctx.limits.scratch.is_some() => "as the programs were lowered for this card".into(),
         Consumer::KernelScratch => {
-            let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
+            let rows = stage::most_rows(ctx, chunk);
             format!(
                 "{rows} rows x {} floats x 4 B: experts' products, rounded activations",
                 grouped(stage::scratch_floats(ctx, range))
             )
         }
         Consumer::SelectionScores => {
-            format!("{} queries at a time x blocks of {} cells x 4 B", rules::SCORE_ROWS.min(ctx.chunk_rows(chunk)), ctx.cells)
+            format!(
+                "{} queries at a time x blocks of {} cells x 4 B",
+                rules::SCORE_ROWS.min(stage::most_rows(ctx, chunk)),
+                ctx.cells
+            )
         }
         Consumer::KvWindow => format!("{} cells of one layer, {}", ctx.cells, ctx.limits.kv.name()),
         Consumer::VisionWork => "buffers for the largest image (4,096 tokens of 4 patches)".into(),
         Consumer::ExpertSlots => slots_text(ctx, stage),
         Consumer::LentSlots => lent_text(stage),
-        Consumer::MeasuredWeights | Consumer::MeasuredState => format!("arena of the built stage for layers {range}"),
-        Consumer::MeasuredPrompt | Consumer::MeasuredDecode => format!("buffers of the built stage for layers {range}"),
         _ => consumer.text().into(),
     }
 }
@@ -107,11 +106,7 @@ fn kv(ctx: &Context<'_>, layers: &[LayerFacts], cells: u64) -> String {
 }
 
 fn index(ctx: &Context<'_>, layers: &[LayerFacts]) -> String {
-    let indexed = layers.iter().filter_map(|l| match l.mixer {
-        Mixer::Attention { index, .. } => index,
-        Mixer::Delta { .. } => None,
-    });
-    let facts: Vec<_> = indexed.collect();
+    let facts: Vec<_> = layers.iter().filter_map(|l| l.index(ctx.cells)).collect();
     let Some(i) = facts.first() else { return String::new() };
     let blocks = ctx.cells / u64::from(i.ratio.max(1));
     let count = facts.len();
@@ -133,18 +128,24 @@ fn recurrent(ctx: &Context<'_>, layers: &[LayerFacts]) -> String {
         })
         .collect();
     let one = sizes.first().copied().unwrap_or(0);
-    let versions = ctx.limits.window_rows();
+    let versions = ctx.limits.versions();
     format!("{} layer(s) x {} slot(s) x {versions} version(s) x {} B", sizes.len(), ctx.limits.slots, grouped(one))
 }
 
-fn work(ctx: &Context<'_>, range: LayerRange, rows: u64, outputs: u64) -> String {
-    let (alive, _) = stage::work_floats(ctx, range);
-    let logits = if range.end as usize == ctx.layers() {
-        format!(" + {outputs} output(s) x {} floats x 4 B", u64::from(ctx.model.vocab) + ctx.model.head_work_floats)
-    } else {
-        String::new()
-    };
-    format!("{rows} row(s) x ({alive} floats alive x 4 B + {} B of parameters){logits}", size_of::<crate::program::Row>())
+/// The layer whose buffers take the most, and what packing them reached.
+fn work_text(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, prompt: bool) -> String {
+    let shape = work::shapes(ctx, chunk)[usize::from(!prompt)];
+    let packed = if prompt { stage.option.work.prompt } else { stage.option.work.decode };
+    let whose = if packed.layer < stage.range.end { format!("layer {}", packed.layer) } else { "the draft block".into() };
+    let handed_on = if prompt { stage.option.bytes.get(Consumer::HandOff) } else { 0 };
+    let beside = if handed_on > 0 { ", without the rows that are handed on" } else { "" };
+    format!(
+        "buffers of {} row(s), {} output(s), packed: {whose} needs the most, {} B, of which {} B live at once{beside}",
+        grouped(shape.max_rows.into()),
+        shape.max_outputs,
+        grouped(packed.report.bytes),
+        grouped(packed.report.bound_bytes)
+    )
 }
 
 fn slots_text(ctx: &Context<'_>, stage: &SizedStage) -> String {

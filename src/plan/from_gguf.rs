@@ -81,7 +81,8 @@ impl ModelHeader {
     /// The tensors cannot be in a GGUF file.
     pub fn to_model_files(&self, name: &str) -> Result<ModelFiles, GgufError> {
         let mut writer = GgufWriter::new();
-        for (key, value) in &self.metadata {
+        // All tensors lie in this one file, however many it was cut into.
+        for (key, value) in self.metadata.iter().filter(|(key, _)| !key.starts_with("split.")) {
             if let Some(value) = gguf_value(value) {
                 writer.set(key, value);
             }

@@ -192,10 +192,10 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     let mut by = [0; Consumer::COUNT];
     let mut add = |consumer: Consumer, bytes: u64| by[consumer.index()] = bytes;
     let rows = ctx.chunk_rows(sums.chunk);
-    let streams = rows.max(u64::from(ctx.limits.decode_rows())) * ctx.model.stream_floats() * 4;
+    let streams = rows * ctx.model.stream_floats() * 4;
     add(Consumer::Process, rules::PROCESS_BYTES);
-    let built = ctx.limits.stage_arenas.iter().flatten();
-    add(Consumer::HostScratch, built.map(|arenas| arenas.host_scratch_bytes).fold(0, u64::saturating_add));
+    let built = ctx.limits.scratch.iter().flatten();
+    add(Consumer::HostScratch, built.map(|scratch| scratch.host_bytes).fold(0, u64::saturating_add));
     add(Consumer::DriverHost, sums.driver_host_bytes);
     add(Consumer::EmbeddingCache, rules::ROW_CACHE_BYTES.min(ctx.model.embedding.bytes()));
     add(Consumer::NgramCache, ctx.model.ngram.map_or(0, |n| rules::ROW_CACHE_BYTES.min(n.table.bytes())));
@@ -204,7 +204,10 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     add(Consumer::HostHandOff, sums.stages.saturating_sub(1) * 2 * streams);
     let gathered = u64::from(ctx.model.width) + ctx.model.ngram.map_or(0, |n| u64::from(n.floats_per_token));
     add(Consumer::HostStaging, 2 * rows * gathered * 4);
-    add(Consumer::ExpertBuffers, if sums.all_held { 0 } else { expert_buffers(ctx, rows) });
+    add(
+        Consumer::ExpertBuffers,
+        if sums.all_held && !(ctx.limits.watch_experts && ctx.model.experts_count() > 0) { 0 } else { expert_buffers(ctx, rows) },
+    );
     add(Consumer::LoadStaging, if sums.device_bytes > 0 { rules::LOAD_STAGING_BYTES } else { 0 });
     add(Consumer::KvSpill, kv_spill_bytes(ctx));
     add(Consumer::CardsInRam, sums.shared_bytes);
@@ -248,7 +251,6 @@ pub fn budget(ctx: &Context<'_>, supplies: &HostSupplies, chunk: u32) -> HostBud
 /// What the processor needs to compute experts of windows of up to `rows` rows: its own buffers for a piece of them, inputs and
 /// results of all, a spare expert for exchanges, and buffers for reads in flight.
 fn expert_buffers(ctx: &Context<'_>, rows: u64) -> u64 {
-    let rows = rows.max(ctx.limits.decode_rows().into());
     let piece = rows.min(crate::experts::MOST_ROWS.into());
     let width = u64::from(ctx.model.width);
     let experts = || ctx.model.layers.iter().filter_map(|l| l.experts.as_ref());

@@ -118,30 +118,29 @@ impl std::fmt::Display for LayerRange {
     }
 }
 
-/// Arena sizes of a stage as its real programs need them, in place of the planner's estimates.
+/// Arenas of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageArenas {
     pub weights_bytes: u64,
     pub state_bytes: u64,
-    /// Buffers of all programs; in a plan also the slots that lie on them.
+    /// Buffers of all programs, and the slots that lie on them.
     pub work_bytes: u64,
-    /// Buffers of decode windows alone.
+    /// Buffers of prompts, and of decode windows alone.
+    pub prompt_work_bytes: u64,
     pub decode_work_bytes: u64,
     /// What the card's kernels keep beside the arenas.
     pub scratch_bytes: u64,
-    /// What its programs take of the host's memory when they are prepared: the scratch of the CPU's threads.
-    pub host_scratch_bytes: u64,
     /// All experts of the stage are part of `weights_bytes`; otherwise slots are sized beside it.
     pub experts_inside: bool,
 }
 
-impl StageArenas {
-    /// The largest of all.
-    pub(super) fn largest(&self) -> u64 {
-        let work = self.work_bytes.max(self.decode_work_bytes);
-        let all = [self.weights_bytes, self.state_bytes, work, self.scratch_bytes, self.host_scratch_bytes];
-        all.into_iter().max().unwrap_or(0)
-    }
+/// What the kernels of a built stage keep beside its arenas, in place of the planner's estimate.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageScratch {
+    /// Of the card's memory.
+    pub card_bytes: u64,
+    /// Of the host's: the scratch of the CPU's threads.
+    pub host_bytes: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -176,8 +175,16 @@ pub struct Limits {
     pub ram_experts: RamExperts,
     pub held_cards: HeldCards,
     pub workload: Workload,
-    /// Measured arena sizes, one a stage; only with an explicit split.
-    pub stage_arenas: Option<Vec<StageArenas>>,
+    /// Rows of a decode window at least, whatever slots and drafts ask for.
+    pub least_decode_rows: u32,
+    /// Rows of a window whose scores are wanted, at most; `None`: those of every slot, all of them for embeddings that are a mean.
+    pub outputs: Option<u32>,
+    /// Newest tokens that can be taken back without a checkpoint.
+    pub undo_tokens: u32,
+    /// Every layer has a table of its experts, so that one sees which are chosen.
+    pub watch_experts: bool,
+    /// Scratch of the built stages, one a stage; only with an explicit split.
+    pub scratch: Option<Vec<StageScratch>>,
 }
 
 pub const DEFAULT_CONTEXT: u32 = 32_768;
@@ -203,7 +210,11 @@ impl Default for Limits {
             ram_experts: RamExperts::Auto,
             held_cards: HeldCards::Refuse,
             workload: Workload { prompt_tokens: 4096, answer_tokens: 512 },
-            stage_arenas: None,
+            least_decode_rows: 1,
+            outputs: None,
+            undo_tokens: 0,
+            watch_experts: false,
+            scratch: None,
         }
     }
 }
@@ -310,14 +321,24 @@ impl Limits {
         Ok(limits)
     }
 
-    /// Rows of a decode window: one token, or a token and its drafts, for every slot.
-    pub fn decode_rows(&self) -> u32 {
+    /// Rows that decoding computes at once: one token, or a token and its drafts, for every slot.
+    pub fn joint_rows(&self) -> u32 {
         self.slots.saturating_mul(self.window_rows())
+    }
+
+    /// Rows of a decode window.
+    pub fn decode_rows(&self) -> u32 {
+        self.joint_rows().max(self.least_decode_rows)
     }
 
     /// Rows of one sequence in a decode window.
     pub fn window_rows(&self) -> u32 {
         if self.draft { self.draft_window.saturating_add(1) } else { 1 }
+    }
+
+    /// Versions of recurrent state: one for each row that may be taken back, and the newest.
+    pub fn versions(&self) -> u32 {
+        self.window_rows().max(self.undo_tokens.saturating_add(1))
     }
 }
 
@@ -343,7 +364,7 @@ mod tests {
         assert_eq!(limits.devices, Some(vec!["cuda:0".into(), "cuda:1".into()]));
         assert_eq!(limits.reserve, Some(3 << 29));
         assert_eq!(limits.layer_split, Some(vec![LayerRange { start: 0, end: 24 }, LayerRange { start: 24, end: 48 }]));
-        assert_eq!((limits.decode_rows(), limits.ram_experts), (4, RamExperts::Disk));
+        assert_eq!((limits.decode_rows(), limits.versions(), limits.ram_experts), (4, 4, RamExperts::Disk));
         assert_eq!(limits.layer_split.unwrap()[1].to_string(), "24-47");
     }
 

@@ -1,11 +1,14 @@
 //! A PC as the planner sees it: facts that probing found or that a person wrote into a machine file (TOML).
 //! Everything optional that is absent becomes an [`Assumption`](super::rules::Assumption) in the report.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::bounds;
 use super::size::Size;
+use crate::quant::{FORMATS, Format};
 
 /// The version of the machine file that this program writes and reads.
 pub const MACHINE_VERSION: u32 = 1;
@@ -77,6 +80,21 @@ pub struct Host {
     /// Billions of multiply-adds a second on all cores, for prompts on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_gmacs: Option<f64>,
+    /// The same as `cpu_weights_gbs` for single block formats, by their names in small letters: `cpu_format_gbs = { q4_k = 40.0 }`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub cpu_format_gbs: BTreeMap<String, f64>,
+}
+
+impl Host {
+    /// The key of a block format in [`Host::cpu_format_gbs`].
+    pub fn format_key(format: Format) -> String {
+        format.name().to_lowercase()
+    }
+
+    /// GB/s (10^9) of weights of a format that the CPU multiplies with one row of activations (all cores), where that is known.
+    pub fn format_gbs(&self, format: Format) -> Option<f64> {
+        self.cpu_format_gbs.get(&Host::format_key(format)).copied()
+    }
 }
 
 /// Which interface drives a card.
@@ -323,7 +341,13 @@ impl Host {
         if let Some(simd) = &self.simd {
             bounds::text("host.simd", simd)?;
         }
-        bounds::rates("host", &[self.ram_read_gbs, self.cpu_weights_gbs, self.cpu_gmacs])
+        let known = |key: &String| FORMATS.iter().any(|info| Host::format_key(info.format) == *key);
+        if let Some(key) = self.cpu_format_gbs.keys().find(|key| !known(key)) {
+            return invalid("host.cpu_format_gbs", &format!("has no block format '{}'", bounds::harmless(key)));
+        }
+        let of_formats = self.cpu_format_gbs.values().map(|rate| Some(*rate));
+        let rates: Vec<Option<f64>> = of_formats.chain([self.ram_read_gbs, self.cpu_weights_gbs, self.cpu_gmacs]).collect();
+        bounds::rates("host", &rates)
     }
 }
 

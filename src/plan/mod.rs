@@ -22,18 +22,19 @@ mod sheet;
 mod size;
 mod stage;
 mod verify;
+mod work;
 
 pub use bounds::is_usable_rate;
 pub use consumer::{Arena, Consumer, Lifetime};
 pub use context::CardIndex;
 pub use limits::{
-    DEFAULT_CONTEXT, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas, Workload,
-    parse_layer_split,
+    DEFAULT_CONTEXT, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas, StageScratch,
+    Workload, parse_layer_split,
 };
 pub use machine::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
 pub use model::{
-    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, MetaValue, Mixer, ModelFactsError, ModelHeader,
-    NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, FormatBytes, IndexFacts, LayerFacts, LayerWork, MetaValue, Mixer,
+    ModelFactsError, ModelHeader, NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts, WorkBuffer, WorkForms,
 };
 pub use planner::{
     Alternative, Capability, CardCheck, Plan, PlannedStage, Prediction, Settings, Unexplained, decide, fits, plan,
@@ -42,7 +43,7 @@ pub use refusal::{HeldCard, Refusal, RefusalKind};
 pub use remedy::{Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
-pub use rules::{Assumption, MAX_STAGES, held_bytes};
+pub use rules::{Assumption, JOINT_ROWS, MAX_STAGES, held_bytes};
 pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};
 pub use size::{MAX_SIZE_BYTES, Size, SizeError};
 pub use verify::{Violation, verify};

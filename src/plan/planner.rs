@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::consumer::{Arena, Consumer};
 use super::context::{CardIndex, Context};
 use super::host::{self, HostNeed, HostSupplies, LayoutSums};
-use super::limits::{HeldCards, KvType, LayerRange, Limits, RamExperts, StageArenas};
+use super::limits::{HeldCards, KvType, LayerRange, Limits, RamExperts, StageArenas, StageScratch};
 use super::machine::Machine;
 use super::model::PlanModel;
 use super::refusal::{HeldCard, Refusal};
@@ -15,6 +15,7 @@ use super::rules::{self, Assumption};
 use super::search::{self, Layout, Weights};
 use super::size::human;
 use super::stage;
+use super::work;
 
 /// What was asked for, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -27,6 +28,10 @@ pub struct Settings {
     pub chunk: u32,
     /// Rows of a decode window over all slots.
     pub decode_rows: u32,
+    /// Rows of a window whose scores are wanted, at most.
+    pub outputs: u32,
+    /// Versions of recurrent state that each slot keeps.
+    pub versions: u32,
     pub slots: u32,
     pub draft: bool,
     pub draft_window: u32,
@@ -154,15 +159,15 @@ impl Plan {
         parts.collect::<Vec<_>>().join(", ")
     }
 
-    /// The wishes of this plan with everything fixed that it chose; with the arenas of its stages as they were built, the
-    /// planner checks and reports those instead of its estimates.
-    pub fn fixed(&self, limits: &Limits, built: Option<Vec<StageArenas>>) -> Limits {
+    /// The wishes of this plan with everything fixed that it chose; with the scratch of its stages as they were built, the
+    /// planner counts that instead of its estimates.
+    pub fn fixed(&self, limits: &Limits, scratch: Option<Vec<StageScratch>>) -> Limits {
         Limits {
             context: Some(self.settings.context_tokens),
             prefill: Some(self.settings.chunk),
             devices: Some(self.stages.iter().map(|s| s.card_id.clone()).collect()),
             layer_split: Some(self.stages.iter().map(|s| s.layers).collect()),
-            stage_arenas: built,
+            scratch,
             ..limits.clone()
         }
     }
@@ -296,13 +301,16 @@ fn build(ctx: &Context<'_>, supplies: &HostSupplies, best: &Layout, found: &sear
     let (rows, pools) = rows_and_pools(ctx, supplies, best.chunk, &parts);
     let (stages, sums, need) = parts;
     let limits = ctx.limits;
+    let shapes = work::shapes(ctx, best.chunk);
     let settings = Settings {
         context_tokens: ctx.context_tokens,
         cells: ctx.cells,
         resident_cells: ctx.resident_cells,
         kv: limits.kv,
         chunk: ctx.chunk_rows(best.chunk) as u32,
-        decode_rows: limits.decode_rows(),
+        decode_rows: shapes[1].max_rows,
+        outputs: shapes[0].max_outputs,
+        versions: limits.versions(),
         slots: limits.slots,
         draft: limits.draft,
         draft_window: limits.draft_window,
@@ -342,9 +350,9 @@ fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {
             weights_bytes: bytes.arena(Arena::Weights) + slots - own,
             state_bytes: bytes.arena(Arena::State),
             work_bytes: bytes.arena(Arena::Work),
-            decode_work_bytes: bytes.decode_work(),
+            prompt_work_bytes: bytes.get(Consumer::HandOff) + bytes.get(Consumer::PromptWork),
+            decode_work_bytes: bytes.get(Consumer::DecodeWork),
             scratch_bytes: bytes.arena(Arena::Scratch),
-            host_scratch_bytes: stage::measured(ctx, s.range).map_or(0, |arenas| arenas.host_scratch_bytes),
             experts_inside: s.option.all_held,
         },
         slot_arena_bytes: own,
@@ -381,7 +389,7 @@ fn predict(ctx: &Context<'_>, best: &Layout, stages: &[SizedStage], sums: &Layou
         terms.push(format!("{:.1} ms a window for experts from disk, if they were as popular as the others", read * 1e3));
     }
     if let (Some(ngram), Some(reads_per_s)) = (ctx.model.ngram, ctx.host_rates.random_reads_per_s) {
-        let rows = f64::from(ngram.rows_per_token) * f64::from(ctx.limits.decode_rows());
+        let rows = f64::from(ngram.rows_per_token) * f64::from(ctx.limits.joint_rows());
         terms.push(format!(
             "up to {:.1} ms more a window while its n-gram rows come from disk and not from RAM",
             rows / reads_per_s * 1e3
@@ -396,7 +404,7 @@ fn predict(ctx: &Context<'_>, best: &Layout, stages: &[SizedStage], sums: &Layou
 
 /// Bytes of experts that one window calls for.
 fn disk_read_bytes(ctx: &Context<'_>) -> f64 {
-    let calls = f64::from(ctx.limits.decode_rows()).powf(0.75);
+    let calls = f64::from(ctx.limits.joint_rows()).powf(0.75);
     let experts = ctx.model.layers.iter().filter_map(|l| l.experts.as_ref());
     experts.map(|e| (f64::from(e.used) * calls).min(f64::from(e.count)) * e.slab_bytes as f64).sum()
 }

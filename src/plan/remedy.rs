@@ -115,7 +115,7 @@ pub fn add_remedies(refusal: &mut Refusal, model: &PlanModel, machine: &Machine,
     refusal.largest_context = largest_context(model, machine, &as_is);
     let others = others_of(&refusal.held, machine, limits).filter(|ids| !ids.is_empty());
     if let Some(devices) = others {
-        let without = Limits { devices: Some(devices), layer_split: None, stage_arenas: None, ..limits.clone() };
+        let without = Limits { devices: Some(devices), layer_split: None, scratch: None, ..limits.clone() };
         refusal.largest_context_without_held = largest_context(model, machine, &without);
     }
     if let Some(context) = refusal.largest_context.filter(|c| Some(*c) != limits.context) {
@@ -156,7 +156,7 @@ fn free_tries(refusal: &Refusal, machine: &Machine, limits: &Limits) -> Vec<Try>
         let change = format!("wait for or close the programs that hold {}", held.join(", "));
         tries.push(Try { machine: Some((change, with_cards_freed(machine, &held))), limits: limits.clone() });
     }
-    if limits.layer_split.is_some() && limits.stage_arenas.is_none() {
+    if limits.layer_split.is_some() && limits.scratch.is_none() {
         tries.push(Try::wishes(Limits { layer_split: None, ..limits.clone() }));
     }
     if let Some(commit) = refusal.short.iter().find(|p| p.pool == Pool::Commit) {
@@ -238,7 +238,7 @@ fn last_resort(model: &PlanModel, machine: &Machine, limits: &Limits) -> Option<
         ram_budget: None,
         ram_experts: RamExperts::Disk,
         held_cards: HeldCards::Use,
-        stage_arenas: None,
+        scratch: None,
         ..limits.clone()
     };
     let mut needed = Limits { context: Some(largest_context(model, machine, &small)?), ..small };

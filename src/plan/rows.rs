@@ -55,7 +55,7 @@ pub struct PoolSheet {
     /// Bytes that are short; 0 in a plan that fits.
     pub short: u64,
     pub free: u64,
-    /// The most that is alive at one time: no packing can use less.
+    /// The most that is alive at one time, buffers of programs step by step: no packing can use less.
     pub bound: u64,
     /// What packing wastes.
     pub gap: u64,
@@ -111,11 +111,12 @@ pub fn card_sheet(ctx: &Context<'_>, stage: &SizedStage, rows: &[Row]) -> PoolSh
     let card = &ctx.machine.cards[stage.card];
     let facts = &ctx.cards[stage.card];
     let used = packed_bytes(rows);
-    let bound = [Lifetime::Prompt, Lifetime::Decode]
-        .map(|phase| rows.iter().filter(|r| r.lifetime.overlaps(phase)).map(|r| r.bytes).sum::<u64>())
-        .into_iter()
-        .max()
-        .unwrap_or(0);
+    let packing = [(Lifetime::Prompt, stage.option.work.prompt), (Lifetime::Decode, stage.option.work.decode)];
+    let bounds = packing.map(|(phase, packed)| {
+        let alive: u64 = rows.iter().filter(|r| r.lifetime.overlaps(phase)).map(|r| r.bytes).sum();
+        alive - (packed.report.bytes - packed.report.bound_bytes)
+    });
+    let bound = bounds.into_iter().max().unwrap_or(0);
     PoolSheet {
         pool: Pool::Card(CardIndex(stage.card)),
         name: format!("{} {}", card.id, card.name),

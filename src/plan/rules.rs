@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-use super::machine::{BackendKind, Card, DriverKind, Host, Machine, Os};
+use super::machine::{BackendKind, Card, DiskKind, DriverKind, Host, Machine, Os};
 use super::size::{GIB, MIB, human};
 
 /// A stated guess in place of a fact that nobody has measured.
@@ -162,7 +162,7 @@ pub fn host_rates(machine: &Machine, notes: &mut Notes) -> HostRates {
         notes.rate(host.cpu_weights_gbs, "weights that the CPU multiplies".into(), "GB/s", ram_gbs.min(per_core));
     let cpu_gmacs = notes.rate(host.cpu_gmacs, "CPU multiply-adds".into(), "G/s", f64::from(host.cores) * 15.0);
     let disks = machine.disks.iter();
-    let disk_gbs = notes.rate(disks.clone().filter_map(|d| d.read_gbs).reduce(f64::max), "disk read rate".into(), "GB/s", 2.0);
+    let disk_gbs = disks.clone().filter_map(|d| d.read_gbs).reduce(f64::max).unwrap_or_else(|| assumed_disk_gbs(machine, notes));
     HostRates {
         ram_gbs,
         cpu_weights_gbs: cpu_weights_gbs.min(ram_gbs),
@@ -170,6 +170,21 @@ pub fn host_rates(machine: &Machine, notes: &mut Notes) -> HostRates {
         disk_gbs,
         random_reads_per_s: disks.filter_map(|d| d.random_reads_per_s).reduce(f64::max),
     }
+}
+
+/// How fast a disk reads large pieces that nobody has measured, by what it is.
+fn assumed_disk_gbs(machine: &Machine, notes: &mut Notes) -> f64 {
+    let kind = machine.disks.iter().find_map(|d| d.kind).unwrap_or(DiskKind::Unknown);
+    let (rate, why) = match kind {
+        DiskKind::Nvme => (3.0, "not measured; usual for NVMe"),
+        DiskKind::Ssd => (0.5, "not measured; usual for an SSD on SATA"),
+        DiskKind::Hdd => (0.15, "not measured; usual for a hard disk"),
+        DiskKind::Network => (0.1, "not measured; a network of 1 Gbit/s"),
+        DiskKind::Memory => (5.0, "not measured; the file lies in RAM"),
+        DiskKind::Unknown => (2.0, "not measured, and what kind of disk it is is not known: a slow NVMe"),
+    };
+    notes.add("disk read rate", format!("{rate:.1} GB/s"), why);
+    rate
 }
 
 pub fn card_rates(card: &Card, host: &HostRates, notes: &mut Notes) -> CardRates {
@@ -210,6 +225,9 @@ pub const CHUNKS: [u32; 6] = [256, 512, 1024, 2048, 4096, 8192];
 
 /// The largest of them for the CPU: weights are unpacked to its caches, and more rows gain nothing.
 pub const CPU_CHUNK: u32 = 512;
+
+/// Sequences that the server computes in one window; the answers of more take several.
+pub const JOINT_ROWS: u32 = 8;
 
 /// Queries of a chunk that are scored at a time.
 pub const SCORE_ROWS: u64 = 256;

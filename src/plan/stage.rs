@@ -2,11 +2,12 @@
 //! rows and the refusals, so that they cannot disagree.
 
 use super::consumer::{Arena, Consumer, Lifetime};
-use super::context::{Context, kv_cell_bytes};
-use super::limits::LayerRange;
+use super::context::{Context, LayerRates, kv_cell_bytes};
+use super::limits::{LayerRange, StageScratch};
 use super::model::{LayerFacts, Mixer};
 use super::rules;
-use crate::program::{ARENA_ALIGN_BYTES, Row as WindowRow, align_up};
+use super::work::{self, StageWork};
+use crate::program::{ARENA_ALIGN_BYTES, align_up};
 
 /// Bytes by consumer, and the largest piece that cannot be cut.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,10 +34,6 @@ impl StageBytes {
         self.largest_piece = self.largest_piece.max(piece);
     }
 
-    fn clear(&mut self, consumer: Consumer) {
-        self.sums[sum_index(consumer)] -= std::mem::take(&mut self.by[consumer.index()]);
-    }
-
     /// Bytes on the card: what always lives, and the larger of the prompt's and the decode's buffers.
     pub fn packed(&self) -> u64 {
         let [always, prompt, decode] = self.sums;
@@ -47,13 +44,6 @@ impl StageBytes {
     fn decoding(&self) -> u64 {
         let [always, _, decode] = self.sums;
         always + decode
-    }
-
-    /// Bytes of the work arena while no prompt is read, without slots.
-    pub fn decode_work(&self) -> u64 {
-        let held = |c: &&Consumer| c.arena() == Arena::Work && matches!(c.lifetime(), Lifetime::Always | Lifetime::Decode);
-        let all = Consumer::ALL.iter().filter(held).map(|c| self.get(*c)).sum::<u64>();
-        all - self.get(Consumer::LentSlots)
     }
 
     pub fn arena(&self, arena: Arena) -> u64 {
@@ -78,6 +68,7 @@ fn sum_index(consumer: Consumer) -> usize {
 #[derive(Debug, Clone)]
 pub struct StageOption {
     pub bytes: StageBytes,
+    pub work: StageWork,
     /// Experts of each layer that are on the card.
     pub held: Vec<u32>,
     /// Of these, how many leave while a prompt is read: its buffers lie on their slots.
@@ -113,45 +104,41 @@ pub struct PinnedShare(pub [f64; 2]);
 
 pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, pinned: PinnedShare) -> StageOption {
     let facts = &ctx.cards[card];
-    let mut bytes = fixed_bytes(ctx, card, range, chunk);
-    let built = measured(ctx, range);
-    if let Some(arenas) = built {
-        apply_measured(&mut bytes, ctx, range, arenas);
-    }
-    let inside = built.is_some_and(|a| a.experts_inside);
+    let without_work = fixed_bytes(ctx, card, range, chunk);
     let room = facts.capacity.saturating_sub(facts.floor);
-    let fixed = bytes.packed();
-    let mut kept = vec![0; range.len() as usize];
     let short = |needed: u64| (needed + facts.floor).saturating_sub(facts.capacity);
-    let mut short_bytes = short(fixed);
-    let mut all_held = !has_experts(ctx, range);
-    if facts.in_place {
-        take_all(ctx, range, &mut kept);
-        all_held = true;
-    } else if !all_held && !inside {
-        let left = room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(fixed);
-        all_held = size_slots(ctx, range, left, &mut kept);
-        if !all_held {
-            if built.is_none() {
-                add_partial(ctx, range, chunk, &mut bytes);
-            }
-            short_bytes = short(bytes.packed());
-            let beside = bytes.packed() - fixed;
-            all_held = size_slots(ctx, range, left.saturating_sub(beside), &mut kept);
-        }
-    } else if !all_held {
-        take_all(ctx, range, &mut kept);
-        all_held = true;
-    }
-    // While no prompt is read, more experts have room: the prompt's buffers lie on their slots.
+    let watched = ctx.limits.watch_experts;
+    let (mut bytes, mut work) = with_work(ctx, range, chunk, &without_work, |_| watched);
+    let mut short_bytes = short(bytes.packed());
+    let mut kept = vec![0; range.len() as usize];
     let mut held = kept.clone();
-    if !all_held && no_loan(ctx, card, range).is_none() {
-        size_slots(ctx, range, room.saturating_sub(bytes.decoding()), &mut held);
-    }
+    let left = |bytes: &StageBytes| room.min(super::host::host_cap(ctx, card, chunk)).saturating_sub(bytes.packed());
+    let all_held = if facts.in_place || !has_experts(ctx, range) {
+        take_all(ctx, range, &mut kept);
+        held.clone_from(&kept);
+        true
+    } else if size_slots(ctx, range, left(&bytes), &mut kept) {
+        held.clone_from(&kept);
+        true
+    } else {
+        // Sized as if every layer needed a table; what a layer that is held whole does without stays free.
+        let (most, _) = with_work(ctx, range, chunk, &without_work, |_| true);
+        short_bytes = short(most.packed());
+        size_slots(ctx, range, left(&most), &mut kept);
+        held.clone_from(&kept);
+        // While no prompt is read, more experts have room: the prompt's buffers lie on their slots.
+        if no_loan(ctx, card, range).is_none() {
+            size_slots(ctx, range, room.saturating_sub(most.decoding()), &mut held);
+        }
+        let count = |layer: usize| ctx.model.layers[layer].experts.as_ref().map_or(0, |e| e.count);
+        let is_partial = |layer: usize| watched || kept[layer - range.start as usize] < count(layer);
+        (bytes, work) = with_work(ctx, range, chunk, &without_work, is_partial);
+        false
+    };
     let lent: Vec<u32> = held.iter().zip(&kept).map(|(held, kept)| held - kept).collect();
     let kept_bytes = slot_bytes(ctx, range, &kept);
     let slab = largest_slab(ctx, range);
-    if kept_bytes > 0 && !facts.in_place && !inside {
+    if kept_bytes > 0 && !facts.in_place {
         bytes.add(Consumer::ExpertSlots, kept_bytes, slab);
     }
     if lent.iter().any(|n| *n > 0) {
@@ -160,7 +147,7 @@ pub fn evaluate(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32, p
     short_bytes = short_bytes.max(bytes.largest_piece.saturating_sub(facts.max_piece));
     let headroom = room.saturating_sub(bytes.packed());
     let times = stage_times(ctx, card, (range, chunk), (&held, &kept), pinned);
-    StageOption { bytes, held, lent, kept_bytes, all_held, short_bytes, headroom, times }
+    StageOption { bytes, work, held, lent, kept_bytes, all_held, short_bytes, headroom, times }
 }
 
 /// Why no slots of a stage are lent to the buffers of prompts; `None` if they may be.
@@ -178,26 +165,10 @@ pub fn no_loan(ctx: &Context<'_>, card: usize, range: LayerRange) -> Option<&'st
     }
 }
 
-/// The arenas of the built stage with this range, if it has been built.
-pub fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<super::limits::StageArenas> {
+/// The scratch of the built stage with this range, if it has been built.
+pub fn measured(ctx: &Context<'_>, range: LayerRange) -> Option<StageScratch> {
     let at = ctx.limits.layer_split.as_ref()?.iter().position(|r| *r == range)?;
-    ctx.limits.stage_arenas.as_ref()?.get(at).copied()
-}
-
-/// Replaces the estimates by the arenas of the built stage.
-fn apply_measured(bytes: &mut StageBytes, ctx: &Context<'_>, range: LayerRange, arenas: super::limits::StageArenas) {
-    for consumer in Consumer::ALL {
-        if matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work | Arena::Scratch) {
-            bytes.clear(*consumer);
-        }
-    }
-    let largest = ctx.model.layers[range.indices()].iter().map(|l| l.dense.largest_bytes).max().unwrap_or(0);
-    bytes.largest_piece = 0;
-    bytes.add(Consumer::MeasuredWeights, arenas.weights_bytes, largest);
-    bytes.add(Consumer::MeasuredState, arenas.state_bytes, 0);
-    bytes.add(Consumer::MeasuredPrompt, arenas.work_bytes, 0);
-    bytes.add(Consumer::MeasuredDecode, arenas.decode_work_bytes, 0);
-    bytes.add(Consumer::KernelScratch, arenas.scratch_bytes, 0);
+    ctx.limits.scratch.as_ref()?.get(at).copied()
 }
 
 fn has_experts(ctx: &Context<'_>, range: LayerRange) -> bool {
@@ -217,15 +188,6 @@ fn slot_bytes(ctx: &Context<'_>, range: LayerRange, held: &[u32]) -> u64 {
 
 fn largest_slab(ctx: &Context<'_>, range: LayerRange) -> u64 {
     ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(0)
-}
-
-/// What a stage has beside its slots where it holds only some of its experts: a table a layer, and a result a choice.
-fn add_partial(ctx: &Context<'_>, range: LayerRange, chunk: u32, bytes: &mut StageBytes) {
-    let experts = || ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref());
-    bytes.add(Consumer::SlotTables, experts().map(|e| align_up(u64::from(e.count) * 4, ARENA_ALIGN_BYTES)).sum(), 0);
-    let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
-    let widest = experts().map(|e| u64::from(e.used) * u64::from(ctx.model.width) * 4).max().unwrap_or(0);
-    bytes.add(Consumer::ExpertResults, rows * widest, rows * widest);
 }
 
 /// The part of the user's wish that falls to a range: parts of all ranges add up to the wish.
@@ -279,7 +241,7 @@ fn size_slots(ctx: &Context<'_>, range: LayerRange, room: u64, held: &mut [u32])
     range.indices().all(|l| experts(l).is_none_or(|e| held[l - start] == e.count))
 }
 
-/// All rows of a stage but the elastic ones.
+/// All rows of a stage but the elastic ones, the buffers of its programs, and what these look things up in.
 fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) -> StageBytes {
     let mut bytes = StageBytes::new();
     let facts = &ctx.cards[card];
@@ -289,7 +251,7 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
     bytes.add(Consumer::Graphs, facts.driver.graphs, 0);
     let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
     for layer in &ctx.model.layers[range.indices()] {
-        bytes.add(Consumer::DenseWeights, layer.dense.bytes, layer.dense.largest_bytes);
+        bytes.add(Consumer::DenseWeights, layer.dense_bytes(ctx.cells), layer.dense.largest_bytes);
         if let Some(experts) = layer.experts.as_ref().filter(|_| facts.in_place) {
             bytes.add(Consumer::ExpertsInPlace, experts.slab_bytes * u64::from(experts.count), experts.slab_bytes);
         }
@@ -306,10 +268,15 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
         }
         add_state(ctx, &draft.block, &mut bytes, true);
     }
-    add_work(ctx, range, chunk, first, last, &mut bytes);
-    if ctx.machine.cards[card].backend.has_kernels() {
-        bytes.add(Consumer::KernelScratch, scratch_bytes(ctx, range, chunk), 0);
+    match measured(ctx, range) {
+        Some(scratch) => bytes.add(Consumer::KernelScratch, scratch.card_bytes, 0),
+        None if ctx.machine.cards[card].backend.has_kernels() => {
+            bytes.add(Consumer::KernelScratch, scratch_bytes(ctx, range, chunk), 0);
+            bytes.add(Consumer::SelectionScores, score_bytes(ctx, range, chunk), 0);
+        }
+        None => {}
     }
+    add_kv_window(ctx, range, &mut bytes);
     if let Some(vision) = ctx.model.vision.as_ref().filter(|_| first && ctx.limits.vision) {
         bytes.add(Consumer::VisionWeights, vision.weights.bytes, vision.weights.largest_bytes);
         bytes.add(Consumer::VisionWork, vision.work_bytes, vision.work_bytes / 2);
@@ -324,13 +291,13 @@ fn add_state(ctx: &Context<'_>, layer: &LayerFacts, bytes: &mut StageBytes, draf
         let all = align_up(one, ARENA_ALIGN_BYTES) * slots;
         bytes.add(consumer, all, all);
     };
-    let versions = u64::from(ctx.limits.window_rows());
+    let versions = u64::from(ctx.limits.versions());
     match layer.mixer {
-        Mixer::Attention { kv_heads, head_dim, index, .. } => {
+        Mixer::Attention { kv_heads, head_dim, .. } => {
             let cell = kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim);
             let cells = if draft { ctx.cells } else { ctx.resident_cells };
             add(if draft { Consumer::DraftKv } else { Consumer::KvCache }, cells * cell);
-            if let Some(i) = index.filter(|_| !draft) {
+            if let Some(i) = layer.index(ctx.cells).filter(|_| !draft) {
                 add(Consumer::IndexKeys, index_bytes(ctx.cells, i.dim, i.ratio));
             }
         }
@@ -353,63 +320,61 @@ pub fn delta_bytes(value_heads: u32, key_dim: u32, value_dim: u32) -> u64 {
     u64::from(value_heads) * u64::from(key_dim) * u64::from(value_dim) * 4
 }
 
-/// Floats of a row that live at the same time on this stage.
-pub fn work_floats(ctx: &Context<'_>, range: LayerRange) -> (u64, u64) {
-    let layers = &ctx.model.layers[range.indices()];
-    let mut alive = layers.iter().map(|l| l.work_floats).max().unwrap_or(0);
-    let mut widest = layers.iter().map(|l| l.widest_floats).max().unwrap_or(0);
-    if range.start == 0 {
-        alive += u64::from(ctx.model.width);
-    }
-    if let Some(ngram) = ctx.model.ngram.as_ref().filter(|n| range.indices().contains(&(n.layer as usize))) {
-        alive += u64::from(ngram.floats_per_token);
-    }
-    if let Some(draft) = ctx.model.draft.as_ref().filter(|_| ctx.limits.draft && range.end as usize == ctx.layers()) {
-        alive = alive.max(draft.block.work_floats);
-        widest = widest.max(draft.block.widest_floats);
-    }
-    (alive + ctx.model.stream_floats(), widest.max(ctx.model.stream_floats()))
-}
-
 /// Floats of a row's scratch: the products of its experts before they are summed, and rounded activations, which take less than
 /// three bytes for a float.
 pub fn scratch_floats(ctx: &Context<'_>, range: LayerRange) -> u64 {
-    let (_, widest) = work_floats(ctx, range);
     let experts = ctx.model.layers[range.indices()].iter().filter_map(|l| l.experts.as_ref());
     let used = experts.map(|e| u64::from(e.used)).max().unwrap_or(0);
-    used * u64::from(ctx.model.width) + widest * 3 / 4
+    used * u64::from(ctx.model.width) + work::product_floats(ctx, range) * 3 / 4
+}
+
+/// Rows of the largest window.
+pub fn most_rows(ctx: &Context<'_>, chunk: u32) -> u64 {
+    work::shapes(ctx, chunk)[0].max_rows.into()
 }
 
 fn scratch_bytes(ctx: &Context<'_>, range: LayerRange, chunk: u32) -> u64 {
-    let rows = ctx.chunk_rows(chunk).max(ctx.limits.decode_rows().into());
-    rows * scratch_floats(ctx, range) * 4
+    most_rows(ctx, chunk) * scratch_floats(ctx, range) * 4
 }
 
-fn add_work(ctx: &Context<'_>, range: LayerRange, chunk: u32, first: bool, last: bool, bytes: &mut StageBytes) {
-    let (alive, widest) = work_floats(ctx, range);
-    let row = std::mem::size_of::<WindowRow>() as u64;
-    let out = |rows: u64| if last { rows * (u64::from(ctx.model.vocab) + ctx.model.head_work_floats) * 4 } else { 0 };
-    let (prompt, decode) = (ctx.chunk_rows(chunk), u64::from(ctx.limits.decode_rows()));
-    bytes.add(Consumer::PromptWork, prompt * (alive * 4 + row) + out(ctx.limits.slots.into()), prompt * widest * 4);
-    bytes.add(Consumer::DecodeWork, decode * (alive * 4 + row) + out(decode), decode * widest.max(ctx.model.vocab.into()) * 4);
-    if !(first && last) {
-        let one = prompt.max(decode) * ctx.model.stream_floats() * 4;
-        bytes.add(Consumer::HandOff, 2 * one, one);
-    }
-    let mut widest_window = 0;
-    for layer in &ctx.model.layers[range.indices()] {
-        if let Mixer::Attention { kv_heads, head_dim, index, .. } = layer.mixer {
-            widest_window = widest_window.max(kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim));
-            if let Some(i) = index {
-                let scores = rules::SCORE_ROWS.min(prompt) * (ctx.cells / u64::from(i.ratio.max(1))) * 4;
-                let held = bytes.get(Consumer::SelectionScores);
-                bytes.add(Consumer::SelectionScores, align_up(scores, ARENA_ALIGN_BYTES).saturating_sub(held), scores);
-            }
-        }
-    }
-    if ctx.resident_cells < ctx.cells && widest_window > 0 {
-        bytes.add(Consumer::KvWindow, widest_window * ctx.cells, widest_window * ctx.cells);
-    }
+/// Scores of all blocks for as many rows as are scored at a time.
+fn score_bytes(ctx: &Context<'_>, range: LayerRange, chunk: u32) -> u64 {
+    let indexed = ctx.model.layers[range.indices()].iter().filter_map(|l| l.index(ctx.cells));
+    let blocks = indexed.map(|i| ctx.cells / u64::from(i.ratio.max(1))).max().unwrap_or(0);
+    rules::SCORE_ROWS.min(most_rows(ctx, chunk)) * blocks * 4
+}
+
+/// One layer's keys and values, where not all of them are on the card.
+fn add_kv_window(ctx: &Context<'_>, range: LayerRange, bytes: &mut StageBytes) {
+    let of_layer = |l: &LayerFacts| match l.mixer {
+        Mixer::Attention { kv_heads, head_dim, .. } => kv_cell_bytes(ctx.limits.kv, kv_heads, head_dim),
+        Mixer::Delta { .. } => 0,
+    };
+    let cells = if ctx.resident_cells < ctx.cells { ctx.cells } else { 0 };
+    let one = cells * ctx.model.layers[range.indices()].iter().map(of_layer).max().unwrap_or(0);
+    bytes.add(Consumer::KvWindow, one, one);
+}
+
+/// The rows of a stage with the buffers of its programs, and with the tables of the layers that need one.
+fn with_work(
+    ctx: &Context<'_>,
+    range: LayerRange,
+    chunk: u32,
+    without: &StageBytes,
+    is_partial: impl Fn(usize) -> bool,
+) -> (StageBytes, StageWork) {
+    let mut bytes = without.clone();
+    let experts = |layer: usize| ctx.model.layers[layer].experts.as_ref().filter(|_| is_partial(layer));
+    let table = |layer: usize| experts(layer).map_or(0, |e| align_up(u64::from(e.count) * 4, ARENA_ALIGN_BYTES));
+    bytes.add(Consumer::SlotTables, range.indices().map(table).sum(), 0);
+    let work = work::stage_work(ctx, range, chunk, |layer| experts(layer).is_some());
+    let whole = range.start == 0 && range.end as usize == ctx.layers();
+    let handed_on = if whole { 0 } else { align_up(most_rows(ctx, chunk) * ctx.model.stream_floats() * 4, ARENA_ALIGN_BYTES) };
+    let StageWork { prompt, decode } = work;
+    bytes.add(Consumer::HandOff, handed_on.min(prompt.report.bytes), 0);
+    bytes.add(Consumer::PromptWork, prompt.report.bytes.saturating_sub(handed_on), prompt.largest_bytes);
+    bytes.add(Consumer::DecodeWork, decode.report.bytes, decode.largest_bytes);
+    (bytes, work)
 }
 
 /// Time of one decode window and one prompt chunk on a stage, with the experts that are on the card in either. That slots are filled
@@ -422,26 +387,29 @@ fn stage_times(
     pinned: PinnedShare,
 ) -> StageTimes {
     let rates = &ctx.cards[card].rates;
-    let host = &ctx.host_rates;
     let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
     let memory = rates.memory_gbs * 1e9;
-    // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
-    let missed = (host.cpu_weights_gbs.max(rates.bus_gbs) * 1e9).min(memory);
+    let as_cpu = ctx.cards[card].reads_as_cpu;
     let bus = rates.bus_gbs * 1e9;
-    let calls = f64::from(ctx.limits.decode_rows()).powf(0.75);
+    let calls = f64::from(ctx.limits.joint_rows()).powf(0.75);
     let rows = f64::from(ctx.limits.workload.prompt_tokens.min(chunk));
     let depth = f64::from(ctx.limits.workload.prompt_tokens);
-    let (mut decode, mut macs, mut dense, mut streamed) = (0.0, 0.0, 0.0, 0.0);
+    let (mut decode, mut macs, mut dense_read_s, mut streamed) = (0.0, 0.0, 0.0, 0.0);
     // Layers mostly have the same numbers of experts.
     let mut last_touched = ((0, 0), 0.0);
-    for (layer, (&held, &kept)) in ctx.model.layers[range.indices()].iter().zip(held.iter().zip(kept)) {
-        decode += rates.layer_overhead_s + (layer.dense.bytes as f64 + state_read(ctx, layer, depth)) / memory;
-        dense += layer.dense.bytes as f64;
+    let layers = ctx.model.layers[range.indices()].iter().zip(&ctx.cpu[range.indices()]);
+    for ((layer, cpu), (&held, &kept)) in layers.zip(held.iter().zip(kept)) {
+        let of_weights = if as_cpu { *cpu } else { LayerRates { dense: memory, experts: memory } };
+        let dense_s = layer.dense.bytes as f64 / of_weights.dense;
+        decode += rates.layer_overhead_s + dense_s + state_read(ctx, layer, depth) / memory;
+        dense_read_s += dense_s;
         macs += layer.dense.params as f64 * (1.0 + DENSE_HALF_ROWS / rows.max(1.0));
         if let Some(e) = &layer.experts {
             let hit = ctx.hit(e.count, held);
             let read = (f64::from(e.used) * calls).min(f64::from(e.count)) * e.slab_bytes as f64;
-            decode += read * (hit / memory + (1.0 - hit) / missed);
+            // An expert that is not on the card is multiplied by the CPU or copied, whichever is faster; never faster than on it.
+            let missed = cpu.experts.max(bus).min(of_weights.experts);
+            decode += read * (hit / of_weights.experts + (1.0 - hit) / missed);
             // Few rows an expert fill a matrix kernel badly.
             let rows_each = rows * f64::from(e.used) / f64::from(e.count);
             macs += f64::from(e.used) * e.params as f64 * (1.0 + EXPERT_HALF_ROWS / rows_each.max(1.0));
@@ -453,13 +421,14 @@ fn stage_times(
         }
     }
     if last {
-        decode += ctx.model.head.bytes as f64 / memory + draft_time(ctx, rates.layer_overhead_s, memory);
+        let head_rate = ctx.cpu.last().filter(|_| as_cpu).map_or(memory, |cpu| cpu.dense);
+        decode += ctx.model.head.bytes as f64 / head_rate + draft_time(ctx, rates.layer_overhead_s, memory);
     }
     let transfer = if first { 0.0 } else { ctx.model.stream_floats() as f64 * 4.0 / bus };
     let latency = if first { 0.0 } else { rules::HAND_OFF_LATENCY_S };
-    decode += transfer * f64::from(ctx.limits.decode_rows()) + latency;
+    decode += transfer * f64::from(ctx.limits.joint_rows()) + latency;
     let compute = 2.0 * macs * rows / (rates.tflops * 1e12);
-    let fixed = dense / memory + rates.layer_overhead_s * f64::from(range.len()) + transfer * rows + latency;
+    let fixed = dense_read_s + rates.layer_overhead_s * f64::from(range.len()) + transfer * rows + latency;
     let prompt_s = pinned.0.map(|share| {
         let stream_s = streamed * (share / bus + (1.0 - share) / (bus * PAGEABLE_RATE));
         fixed + compute.max(stream_s)

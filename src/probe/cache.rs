@@ -11,6 +11,7 @@ use super::speeds::HostSpeeds;
 use crate::backend::discovery::CardRates;
 use crate::gguf::write_whole;
 use crate::plan::is_usable_rate;
+use crate::quant::Format;
 
 /// The version of the file; another one is measured anew.
 const VERSION: u32 = 1;
@@ -30,10 +31,19 @@ struct Content {
     version: u32,
     #[serde(default, rename = "host")]
     hosts: Vec<Entry<HostSpeeds>>,
+    /// How fast the CPU of a host multiplies weights of a format: `of` names both.
+    #[serde(default, rename = "format", skip_serializing_if = "Vec::is_empty")]
+    formats: Vec<Entry<FormatSpeed>>,
     #[serde(default, rename = "disk")]
     disks: Vec<Entry<DiskSpeeds>>,
     #[serde(default, rename = "card")]
     cards: Vec<Entry<CardSpeeds>>,
+}
+
+/// GB/s (10^9) of weights of a format that come from memory and are multiplied with one row of activations.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct FormatSpeed {
+    gbs: f64,
 }
 
 /// Rates of a card as its backend measured them.
@@ -107,6 +117,10 @@ impl Measurements {
         find(&self.content.cards, of)
     }
 
+    pub fn format(&self, host: &str, format: Format) -> Option<f64> {
+        find(&self.content.formats, &format_key(host, format)).map(|speed| speed.gbs)
+    }
+
     /// Every disk that was ever measured.
     pub fn disks(&self) -> &[Entry<DiskSpeeds>] {
         &self.content.disks
@@ -116,6 +130,12 @@ impl Measurements {
     pub fn keep_host(&mut self, of: &str, speeds: HostSpeeds) -> HostSpeeds {
         self.changed = true;
         keep(&mut self.content.hosts, of, speeds, HostSpeeds::best)
+    }
+
+    pub fn keep_format(&mut self, host: &str, format: Format, gbs: f64) -> f64 {
+        self.changed = true;
+        let best = |a: FormatSpeed, b: FormatSpeed| FormatSpeed { gbs: a.gbs.max(b.gbs) };
+        keep(&mut self.content.formats, &format_key(host, format), FormatSpeed { gbs }, best).gbs
     }
 
     pub fn keep_disk(&mut self, of: &str, speeds: DiskSpeeds) -> DiskSpeeds {
@@ -144,6 +164,10 @@ impl Measurements {
         };
         write().map_err(|e: std::io::Error| failed(e.to_string()))
     }
+}
+
+fn format_key(host: &str, format: Format) -> String {
+    format!("{}, {host}", format.name())
 }
 
 fn find<T: Copy>(entries: &[Entry<T>], of: &str) -> Option<T> {
@@ -180,11 +204,15 @@ mod tests {
         first.keep_host("a PC", speeds(30.0));
         assert_eq!(first.keep_host("a PC", speeds(20.0)).ram_read_gbs, 30.0);
         first.keep_card("GPU-1", CardSpeeds { bus_gbs: Some(12.0), ..CardSpeeds::default() });
+        first.keep_format("a PC", Format::Q4_K, 20.0);
+        assert_eq!(first.keep_format("a PC", Format::Q4_K, 10.0), 20.0);
         first.write().unwrap();
         let second = Measurements::read(Some(&folder));
         assert_eq!(second.host("a PC"), Some(speeds(30.0)));
         assert_eq!(second.host("another PC"), None);
         assert_eq!(second.card("GPU-1").and_then(|card| card.bus_gbs), Some(12.0));
+        assert_eq!(second.format("a PC", Format::Q4_K), Some(20.0));
+        assert_eq!((second.format("a PC", Format::Q6_K), second.format("another PC", Format::Q4_K)), (None, None));
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
     }
 

@@ -108,14 +108,16 @@ pub fn identify(path: &Path) -> Option<DiskIdentity> {
     linux::identify(Path::new("/sys"), &mounts, number)
 }
 
-/// The volume that a file lies on; its kind is not asked for.
+/// The volume that a file lies on, with the kind of the disk under it.
 #[cfg(windows)]
 pub fn identify(path: &Path) -> Option<DiskIdentity> {
     use std::path::{Component, Prefix};
     let full = std::fs::canonicalize(path).ok()?;
     let Some(Component::Prefix(prefix)) = full.components().next() else { return None };
     let (name, kind) = match prefix.kind() {
-        Prefix::VerbatimDisk(letter) | Prefix::Disk(letter) => (format!("{}:", char::from(letter)), DiskKind::Unknown),
+        Prefix::VerbatimDisk(letter) | Prefix::Disk(letter) => {
+            (format!("{}:", char::from(letter)), super::windows::disk_kind(char::from(letter)))
+        }
         Prefix::VerbatimUNC(server, share) | Prefix::UNC(server, share) => {
             (format!("{} on {}", share.display(), server.display()), DiskKind::Network)
         }
@@ -124,12 +126,35 @@ pub fn identify(path: &Path) -> Option<DiskIdentity> {
     Some(DiskIdentity { key: format!("volume {name}"), name, kind })
 }
 
-/// The volume that a file lies on; its kind is not asked for.
-#[cfg(all(unix, not(target_os = "linux")))]
+/// The volume that a file lies on, with the kind of the disk under it.
+#[cfg(target_os = "macos")]
+pub fn identify(path: &Path) -> Option<DiskIdentity> {
+    let (source, file_system) = super::macos::mounted(path)?;
+    let kind = super::macos::disk_kind(&source, &file_system);
+    Some(DiskIdentity { key: format!("volume {source}"), name: source, kind })
+}
+
+/// The device that a file lies on; what kind it is is not known.
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "macos"))))]
 pub fn identify(path: &Path) -> Option<DiskIdentity> {
     use std::os::unix::fs::MetadataExt as _;
     let device = std::fs::metadata(path).ok()?.dev();
     Some(DiskIdentity { key: format!("device {device}"), name: format!("device {device}"), kind: DiskKind::Unknown })
+}
+
+/// What kind a disk is, from the bus that it hangs on and from whether its heads have to move, as Windows tells both.
+#[cfg(any(windows, test))]
+pub fn kind_by_bus(bus: Option<u32>, seeks: Option<bool>) -> DiskKind {
+    /// `STORAGE_BUS_TYPE` of the Windows API.
+    const ISCSI: u32 = 9;
+    const NVME: u32 = 17;
+    match (bus, seeks) {
+        (Some(ISCSI), _) => DiskKind::Network,
+        (Some(NVME), _) => DiskKind::Nvme,
+        (_, Some(true)) => DiskKind::Hdd,
+        (_, Some(false)) => DiskKind::Ssd,
+        (_, None) => DiskKind::Unknown,
+    }
 }
 
 /// Linux: `/sys` and the list of mounts. Everything is passed in, so tests can play any PC.
@@ -290,6 +315,16 @@ mod tests {
         file.write_all(&[1; 10_000]).unwrap();
         assert_eq!(measure(file.path()), None);
         assert_eq!(measure(Path::new("nowhere")), None);
+    }
+
+    #[test]
+    fn windows_tells_the_bus_and_whether_heads_move() {
+        assert_eq!(kind_by_bus(Some(17), None), DiskKind::Nvme);
+        assert_eq!(kind_by_bus(Some(11), Some(true)), DiskKind::Hdd);
+        assert_eq!(kind_by_bus(Some(11), Some(false)), DiskKind::Ssd);
+        assert_eq!(kind_by_bus(Some(9), Some(false)), DiskKind::Network);
+        assert_eq!(kind_by_bus(Some(7), None), DiskKind::Unknown);
+        assert_eq!(kind_by_bus(None, None), DiskKind::Unknown);
     }
 
     /// Not every file system knows a way past its cache; where there is one, the rates are rates.

@@ -14,6 +14,7 @@ mod speeds;
 #[cfg(windows)]
 mod windows;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use cards::{interface_of, kind_of};
@@ -27,6 +28,7 @@ use crate::backend::cpu::Topology;
 use crate::backend::discovery::{CardRates, FoundCard, Survey, survey};
 use crate::backend::{FINDERS, Finder};
 use crate::plan::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, Os, Size};
+use crate::quant::{FORMATS, Format};
 
 /// How much time probing may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub struct Probe<'a> {
     pub finders: &'a [&'a dyn Finder],
     /// A file whose disk is of interest: the model.
     pub file: Option<&'a Path>,
+    /// Block formats of the model's matrices: how fast the CPU multiplies each.
+    pub formats: Vec<Format>,
     /// Folder in which measurements are kept; `None` keeps none.
     pub cache: Option<PathBuf>,
 }
@@ -69,12 +73,17 @@ pub fn probe(effort: Effort) -> Probed {
 impl<'a> Probe<'a> {
     /// All backends, and the user's own cache.
     pub fn new(effort: Effort) -> Probe<'a> {
-        Probe { effort, finders: FINDERS, file: None, cache: cache_folder() }
+        Probe { effort, finders: FINDERS, file: None, formats: vec![], cache: cache_folder() }
     }
 
     /// Also the disk on which `file` lies.
     pub fn with_file(self, file: Option<&'a Path>) -> Probe<'a> {
         Probe { file, ..self }
+    }
+
+    /// Also how fast the CPU multiplies weights of some formats.
+    pub fn with_formats(self, formats: Vec<Format>) -> Probe<'a> {
+        Probe { formats, ..self }
     }
 
     pub fn look(&self) -> Probed {
@@ -86,6 +95,7 @@ impl<'a> Probe<'a> {
             host.cpu_gmacs = Some(speeds.cpu_gmacs);
             host.workers = Some(speeds.workers).filter(|workers| *workers > 0);
         }
+        host.cpu_format_gbs = self.format_speeds(&host, &mut known);
         let survey = survey(self.finders);
         let mut cards = cards::planned(&survey, &host, |card| self.card_rates(card, &mut known));
         cards.push(cpu_card(&host));
@@ -102,6 +112,28 @@ impl<'a> Probe<'a> {
             (Effort::Known, Some(speeds)) if speeds.workers > 0 => Some(speeds),
             (Effort::Known | Effort::Measure, _) => measure().map(|speeds| known.keep_host(&key, speeds)),
         }
+    }
+
+    /// How fast the CPU multiplies weights of each format, with as many threads as are best. Without formats, all that were ever
+    /// measured.
+    fn format_speeds(&self, host: &Host, known: &mut Measurements) -> BTreeMap<String, f64> {
+        let key = host_key(host);
+        let wanted: Vec<Format> = match (self.effort, self.formats.as_slice()) {
+            (Effort::Read, _) => vec![],
+            (_, []) => FORMATS.iter().map(|info| info.format).filter(|f| known.format(&key, *f).is_some()).collect(),
+            (_, formats) => formats.to_vec(),
+        };
+        let order = Topology::here().order();
+        let workers = host.workers.map_or(order.len(), |n| n as usize).min(order.len());
+        let rate = |format: Format| match (self.effort, known.format(&key, format)) {
+            (Effort::Known, Some(rate)) => Some(rate),
+            (_, earlier) => match speeds::format_gbs(format, &order[..workers]) {
+                Some(rate) => Some(known.keep_format(&key, format, rate)),
+                None => earlier,
+            },
+        };
+        let found: Vec<(Format, Option<f64>)> = wanted.iter().copied().zip(wanted.iter().copied().map(rate)).collect();
+        found.into_iter().filter_map(|(format, rate)| Some((Host::format_key(format), rate?))).collect()
     }
 
     /// Rates of a card with this driver. A card that is too full to be measured is tried again the next time.
@@ -238,5 +270,6 @@ fn unknown_host() -> Host {
         ram_read_gbs: None,
         cpu_weights_gbs: None,
         cpu_gmacs: None,
+        cpu_format_gbs: BTreeMap::new(),
     }
 }

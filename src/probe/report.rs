@@ -1,5 +1,6 @@
 //! What was found, for people and for scripts: `strata devices`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde::Serialize;
@@ -55,6 +56,7 @@ struct HostReport<'a> {
     ram_read_gbs: Option<f64>,
     cpu_weights_gbs: Option<f64>,
     cpu_gmacs: Option<f64>,
+    cpu_format_gbs: &'a BTreeMap<String, f64>,
 }
 
 impl<'a> From<&'a Host> for HostReport<'a> {
@@ -79,6 +81,7 @@ impl<'a> From<&'a Host> for HostReport<'a> {
             ram_read_gbs: host.ram_read_gbs,
             cpu_weights_gbs: host.cpu_weights_gbs,
             cpu_gmacs: host.cpu_gmacs,
+            cpu_format_gbs: &host.cpu_format_gbs,
         }
     }
 }
@@ -276,6 +279,10 @@ fn host_text(out: &mut String, host: &Host) {
         ("multiply-adds of a prompt", host.cpu_gmacs, "G/s"),
     ];
     rates(out, &measured);
+    if !host.cpu_format_gbs.is_empty() {
+        let all: Vec<String> = host.cpu_format_gbs.iter().map(|(format, gbs)| format!("{format} {gbs:.1}")).collect();
+        let _ = writeln!(out, "  weights multiplied, by format: {} GB/s", all.join(", "));
+    }
 }
 
 fn card_text(out: &mut String, card: &Card, found: Option<&FoundCard>) {

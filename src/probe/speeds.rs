@@ -77,46 +77,66 @@ impl HostSpeeds {
 
     /// Measures with a thread on each of some processors.
     fn measure_with(processors: &[usize]) -> Option<HostSpeeds> {
-        let threads = processors.len().max(1);
-        let bytes = LEAST_BYTES.max(3 * last_level_cache_bytes());
-        let part_bytes = (bytes / threads).next_multiple_of(HUGE_PAGE_BYTES);
-        let mut map = MmapMut::map_anon(part_bytes * threads + HUGE_PAGE_BYTES).ok()?;
-        let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(HUGE_PAGE_BYTES);
-        // Huge pages only change speed: a refusal is not an error.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise_range(memmap2::Advice::HugePage, skip, part_bytes * threads);
-        let parts = map[skip..skip + part_bytes * threads].chunks_exact_mut(part_bytes);
-        let barrier = Barrier::new(threads);
-        let times: Vec<Times> = std::thread::scope(|scope| {
-            let barrier = &barrier;
-            let on = |part, processor: Option<&usize>| {
-                let processor = processor.copied();
-                scope.spawn(move || {
-                    if let Some(processor) = processor {
-                        pin_this_thread(processor);
-                    }
-                    measure_part(part, barrier)
-                })
-            };
-            let readers: Vec<_> = parts.enumerate().map(|(i, part)| on(part, processors.get(i))).collect();
-            readers.into_iter().filter_map(|r| r.join().ok()).collect()
-        });
-        let rate = |amount: f64, of: fn(&Times) -> &[f64]| {
-            // The threads start each pass together, and it is over when the slowest is done.
-            let passes = times.iter().map(|t| of(t).len()).min().unwrap_or(0);
-            let slowest = |pass: usize| times.iter().map(|t| of(t)[pass]).fold(0.0, f64::max);
-            let best = (0..passes).map(slowest).fold(f64::INFINITY, f64::min);
-            let rate = amount * times.len() as f64 / best / 1e9;
-            is_usable_rate(rate).then_some(rate)
-        };
-        let weights_bytes = decode_rows(part_bytes) * row_bytes();
+        let (part_bytes, times) = on_all(processors, measure_part)?;
+        let weights_bytes = decode_rows(FORMAT, part_bytes) * row_bytes(FORMAT);
+        let prompt = (PROMPT_ROWS * WIDTH * PROMPT_TOKENS) as f64;
         Some(HostSpeeds {
-            ram_read_gbs: rate(part_bytes as f64, |t| &t.read_s)?,
-            cpu_weights_gbs: rate(weights_bytes as f64, |t| &t.decode_s)?,
-            cpu_gmacs: rate((PROMPT_ROWS * WIDTH * PROMPT_TOKENS) as f64, |t| &t.prompt_s)?,
-            workers: threads as u32,
+            ram_read_gbs: rate(&times, part_bytes as f64, |t| &t.read_s)?,
+            cpu_weights_gbs: rate(&times, weights_bytes as f64, |t| &t.decode_s)?,
+            cpu_gmacs: rate(&times, prompt, |t| &t.prompt_s)?,
+            workers: processors.len().max(1) as u32,
         })
     }
+}
+
+/// GB/s (10^9) of weights of a format that come from memory and are multiplied with one row of activations, by a thread on each of
+/// some processors. `None` where there is no memory to measure with.
+pub fn format_gbs(format: Format, processors: &[usize]) -> Option<f64> {
+    let measure = |part: &mut [u8], barrier: &Barrier| {
+        fill(part, format);
+        decode_passes(format, part, barrier)
+    };
+    let (part_bytes, times) = on_all(processors, measure)?;
+    rate(&times, (decode_rows(format, part_bytes) * row_bytes(format)) as f64, |t| t)
+}
+
+/// Lets a thread on each of some processors measure with its part of one buffer: bytes of a part, and what each measured.
+fn on_all<T: Send>(processors: &[usize], measure: impl Fn(&mut [u8], &Barrier) -> T + Sync) -> Option<(usize, Vec<T>)> {
+    let threads = processors.len().max(1);
+    let bytes = LEAST_BYTES.max(3 * last_level_cache_bytes());
+    let part_bytes = (bytes / threads).next_multiple_of(HUGE_PAGE_BYTES);
+    let mut map = MmapMut::map_anon(part_bytes * threads + HUGE_PAGE_BYTES).ok()?;
+    let skip = map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(HUGE_PAGE_BYTES);
+    // Huge pages only change speed: a refusal is not an error.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise_range(memmap2::Advice::HugePage, skip, part_bytes * threads);
+    let parts = map[skip..skip + part_bytes * threads].chunks_exact_mut(part_bytes);
+    let barrier = Barrier::new(threads);
+    let measured: Vec<T> = std::thread::scope(|scope| {
+        let (barrier, measure) = (&barrier, &measure);
+        let on = |part, processor: Option<&usize>| {
+            let processor = processor.copied();
+            scope.spawn(move || {
+                if let Some(processor) = processor {
+                    pin_this_thread(processor);
+                }
+                measure(part, barrier)
+            })
+        };
+        let readers: Vec<_> = parts.enumerate().map(|(i, part)| on(part, processors.get(i))).collect();
+        readers.into_iter().filter_map(|r| r.join().ok()).collect()
+    });
+    Some((part_bytes, measured))
+}
+
+/// Billions of something a second, from the seconds that each thread took for `amount` of it in each pass. The threads start each pass
+/// together, and it is over when the slowest is done.
+fn rate<T>(times: &[T], amount: f64, of: impl Fn(&T) -> &[f64]) -> Option<f64> {
+    let passes = times.iter().map(|t| of(t).len()).min().unwrap_or(0);
+    let slowest = |pass: usize| times.iter().map(|t| of(t)[pass]).fold(0.0, f64::max);
+    let best = (0..passes).map(slowest).fold(f64::INFINITY, f64::min);
+    let rate = amount * times.len() as f64 / best / 1e9;
+    is_usable_rate(rate).then_some(rate)
 }
 
 /// Seconds of each pass of one thread.
@@ -126,26 +146,41 @@ struct Times {
     prompt_s: [f64; PRODUCT_PASSES],
 }
 
-fn row_bytes() -> usize {
-    FORMAT.row_bytes(WIDTH as u64).map_or(1, |bytes| bytes as usize).max(1)
+fn row_bytes(format: Format) -> usize {
+    format.row_bytes(WIDTH as u64).map_or(1, |bytes| bytes as usize).max(1)
 }
 
 /// Rows of weights that a thread reads in one pass of decoding.
-fn decode_rows(part_bytes: usize) -> usize {
-    part_bytes / row_bytes() / PRODUCT_PASSES
+fn decode_rows(format: Format, part_bytes: usize) -> usize {
+    part_bytes / row_bytes(format) / PRODUCT_PASSES
+}
+
+/// Ordinary numbers of a format. Bytes of one are ordinary as integers and scales; as floats of two bytes they would be so small that
+/// arithmetic is slow. Untouched pages would all be the same page of zeros.
+fn fill(part: &mut [u8], format: Format) {
+    match format {
+        Format::F32 => part.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&0.5f32.to_le_bytes())),
+        Format::F16 => part.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3800u16.to_le_bytes())),
+        Format::BF16 => part.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3f00u16.to_le_bytes())),
+        _ => part.fill(1),
+    }
+}
+
+/// A pass over each piece of a part.
+fn decode_passes(format: Format, part: &[u8], barrier: &Barrier) -> [f64; PRODUCT_PASSES] {
+    let rows = decode_rows(format, part.len());
+    products(format, part.chunks_exact(rows * row_bytes(format)), rows, 1, barrier)
 }
 
 fn measure_part(part: &mut [u8], barrier: &Barrier) -> Times {
-    // Untouched pages are all the same page of zeros. As weights, ones are ordinary numbers.
-    part.fill(1);
+    fill(part, FORMAT);
     let words: &[u64] = bytemuck::cast_slice(part);
     let read_s = passes(barrier, |_| {
         std::hint::black_box(sum(std::hint::black_box(words)));
     });
-    let rows = decode_rows(part.len());
-    let decode_s = products(part.chunks_exact(rows * row_bytes()), rows, 1, barrier);
-    let matrix = &part[..PROMPT_ROWS * row_bytes()];
-    let prompt_s = products(std::iter::repeat(matrix), PROMPT_ROWS, PROMPT_TOKENS, barrier);
+    let decode_s = decode_passes(FORMAT, part, barrier);
+    let matrix = &part[..PROMPT_ROWS * row_bytes(FORMAT)];
+    let prompt_s = products(FORMAT, std::iter::repeat(matrix), PROMPT_ROWS, PROMPT_TOKENS, barrier);
     Times { read_s, decode_s, prompt_s }
 }
 
@@ -162,6 +197,7 @@ fn passes<const N: usize>(barrier: &Barrier, mut run: impl FnMut(usize)) -> [f64
 
 /// Multiplies matrices of `rows` rows, one a pass, with `tokens` rows of activations.
 fn products<'a>(
+    format: Format,
     matrices: impl Iterator<Item = &'a [u8]>,
     rows: usize,
     tokens: usize,
@@ -174,7 +210,7 @@ fn products<'a>(
     let acts = Acts { blocks: &blocks, rounding: ROUNDING };
     let mut scratch: Vec<ScratchBlock> = vec![bytemuck::Zeroable::zeroed(); Scratch::BLOCKS];
     let mut out = vec![0.0f32; rows * tokens];
-    let weights: Vec<_> = matrices.take(PRODUCT_PASSES).filter_map(|bytes| Weights::new(FORMAT, bytes, rows, WIDTH)).collect();
+    let weights: Vec<_> = matrices.take(PRODUCT_PASSES).filter_map(|bytes| Weights::new(format, bytes, rows, WIDTH)).collect();
     passes(barrier, |pass| {
         let Some(&weights) = weights.get(pass) else { return };
         let view = OutView::new(&mut out, tokens, rows, rows);
@@ -219,6 +255,16 @@ mod tests {
         assert!((0.1..1e4).contains(&speeds.ram_read_gbs), "{speeds:?}");
         assert!((0.001..1e4).contains(&speeds.cpu_weights_gbs), "{speeds:?}");
         assert!((0.001..1e6).contains(&speeds.cpu_gmacs), "{speeds:?}");
+    }
+
+    #[test]
+    fn formats_differ_in_speed_and_each_is_believable() {
+        let order = Topology::here().order();
+        for format in [Format::Q4_K, Format::Q8_0, Format::IQ3_S, Format::BF16, Format::F16, Format::F32] {
+            let rate = format_gbs(format, &order).unwrap_or_else(|| panic!("{format}"));
+            println!("{format}: {rate:.2} GB/s");
+            assert!((0.001..1e4).contains(&rate), "{format}: {rate}");
+        }
     }
 
     #[test]

@@ -236,6 +236,11 @@ impl ProgramBuilder {
         self.program.buffers[view.buffer.0 as usize].output = Some(kind);
     }
 
+    /// Marks a buffer that passes from layer to layer.
+    pub fn carry(&mut self, view: View) {
+        self.program.buffers[view.buffer.0 as usize].carried = true;
+    }
+
     fn declare(
         &mut self,
         name: impl Into<String>,
@@ -254,6 +259,7 @@ impl ProgramBuilder {
             element,
             input,
             output,
+            carried: false,
             offset_bytes: 0,
             first_step: 0,
             last_step: 0,

@@ -290,6 +290,8 @@ pub struct BufferDecl {
     pub element: Element,
     pub input: Option<InputKind>,
     pub output: Option<OutputKind>,
+    /// It passes from layer to layer, as the residual does. Packing places such buffers first.
+    pub carried: bool,
     /// Where it lies in the work arena; set by packing.
     pub offset_bytes: u64,
     /// First and last step that touch it; set by packing. Inputs live from step 0, outputs to the last.
@@ -311,6 +313,16 @@ pub struct ShapeClass {
 }
 
 impl ShapeClass {
+    /// The programs of a stage: one for decode windows, and one for prompts where their chunks have more rows. `outputs` is the
+    /// most rows of a window whose scores are wanted.
+    pub fn of_programs(decode_rows: u32, prompt_rows: u32, outputs: u32) -> Vec<(&'static str, ShapeClass)> {
+        let prompt_rows = prompt_rows.max(1);
+        let decode_rows = decode_rows.clamp(1, prompt_rows);
+        let shape = |max_rows: u32| ShapeClass { max_rows, max_outputs: outputs.clamp(1, max_rows) };
+        let prompt = (prompt_rows > decode_rows).then(|| ("prompt", shape(prompt_rows)));
+        [("decode", shape(decode_rows))].into_iter().chain(prompt).collect()
+    }
+
     pub fn rows(&self, rows: Rows) -> u32 {
         match rows {
             Rows::Batch => self.max_rows,

@@ -17,7 +17,7 @@ pub use decl::{
     ShapeClass, Slice, Stage, StateDecl, StateId, StateKind, WeightDecl, WeightId,
 };
 pub use op::{Epilogue, ExpertMatrix, GateActivation, Heads, MatMulPart, Op, PartWeights, RouterScore, Step, View};
-pub use pack::{ARENA_ALIGN_BYTES, PackReport, align_up, pack_buffers};
+pub use pack::{ARENA_ALIGN_BYTES, PackReport, Piece, align_up, pack, pack_buffers};
 pub use traffic::decode_row_bytes;
 
 use crate::units::TokenId;

@@ -11,11 +11,29 @@ pub fn align_up(bytes: u64, align: u64) -> u64 {
 }
 
 /// What packing reached, and the bound that no packing can beat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PackReport {
     pub bytes: u64,
     /// The largest sum of bytes alive at one step.
     pub bound_bytes: u64,
+}
+
+/// A buffer as packing sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// Of the largest window, aligned.
+    pub bytes: u64,
+    /// First and last step that touch it.
+    pub first_step: u32,
+    pub last_step: u32,
+    /// It passes from layer to layer.
+    pub carried: bool,
+}
+
+impl Piece {
+    fn meets(&self, other: &Piece) -> bool {
+        self.first_step <= other.last_step && other.first_step <= self.last_step
+    }
 }
 
 /// Bytes of a buffer for the largest window.
@@ -42,48 +60,63 @@ fn find_lifetimes(program: &mut Program) {
     }
 }
 
-/// Gives every buffer its offset: largest first, each at the lowest place that is free over its whole life.
+/// Gives every buffer its offset.
 pub fn pack_buffers(program: &mut Program) -> PackReport {
     find_lifetimes(program);
     let shape = program.shape;
-    let mut order: Vec<usize> = (0..program.buffers.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(buffer_bytes(&program.buffers[i], shape)), i));
+    let piece = |b: &BufferDecl| Piece {
+        bytes: buffer_bytes(b, shape),
+        first_step: b.first_step,
+        last_step: b.last_step,
+        carried: b.carried,
+    };
+    let pieces: Vec<Piece> = program.buffers.iter().map(piece).collect();
+    let (offsets, report) = pack(&pieces);
+    for (buffer, offset_bytes) in program.buffers.iter_mut().zip(offsets) {
+        buffer.offset_bytes = offset_bytes;
+    }
+    program.work_bytes = report.bytes;
+    report
+}
 
+/// An offset for each piece. What passes from layer to layer comes first, in order; then the largest, each at the lowest place
+/// that is free over its whole life. So the pieces of a layer lie as they would if it were the only one, and a stage needs what its
+/// hungriest layer needs.
+pub fn pack(pieces: &[Piece]) -> (Vec<u64>, PackReport) {
+    let mut order: Vec<usize> = (0..pieces.len()).collect();
+    order.sort_by_key(|&i| (!pieces[i].carried, if pieces[i].carried { 0 } else { u64::MAX - pieces[i].bytes }, i));
+
+    let mut offsets = vec![0; pieces.len()];
     let mut placed: Vec<usize> = Vec::with_capacity(order.len());
+    let mut taken: Vec<(u64, u64)> = Vec::new();
     let mut total = 0;
     for i in order {
-        let (bytes, first, last) = {
-            let b = &program.buffers[i];
-            (buffer_bytes(b, shape), b.first_step, b.last_step)
-        };
-        let mut taken: Vec<(u64, u64)> = placed
-            .iter()
-            .map(|&j| &program.buffers[j])
-            .filter(|b| b.first_step <= last && first <= b.last_step)
-            .map(|b| (b.offset_bytes, b.offset_bytes.saturating_add(buffer_bytes(b, shape))))
-            .collect();
+        taken.clear();
+        let beside = placed.iter().filter(|&&j| pieces[j].meets(&pieces[i]));
+        taken.extend(beside.map(|&j| (offsets[j], pieces[j].bytes.saturating_add(offsets[j]))));
         taken.sort_unstable();
         let mut offset = 0;
-        for (start, end) in taken {
-            if bytes <= start.saturating_sub(offset) {
+        for &(start, end) in &taken {
+            if pieces[i].bytes <= start.saturating_sub(offset) {
                 break;
             }
             offset = offset.max(end);
         }
-        program.buffers[i].offset_bytes = offset;
-        total = total.max(offset.saturating_add(bytes));
+        offsets[i] = offset;
+        total = total.max(offset.saturating_add(pieces[i].bytes));
         placed.push(i);
     }
-    program.work_bytes = total;
-    PackReport { bytes: total, bound_bytes: live_bound(program) }
+    (offsets, PackReport { bytes: total, bound_bytes: live_bound(pieces) })
 }
 
-fn live_bound(program: &Program) -> u64 {
-    (0..program.steps.len() as u32)
-        .map(|step| {
-            let alive = program.buffers.iter().filter(|b| b.first_step <= step && step <= b.last_step);
-            alive.map(|b| buffer_bytes(b, program.shape)).fold(0, u64::saturating_add)
-        })
-        .max()
-        .unwrap_or(0)
+/// The most that is alive at one step. It is reached where something begins.
+fn live_bound(pieces: &[Piece]) -> u64 {
+    let at = |step: u32| {
+        let alive = pieces.iter().filter(|b| b.first_step <= step && step <= b.last_step);
+        alive.map(|b| b.bytes).fold(0, u64::saturating_add)
+    };
+    let mut starts: Vec<u32> = pieces.iter().map(|b| b.first_step).collect();
+    starts.sort_unstable();
+    starts.dedup();
+    starts.into_iter().map(at).max().unwrap_or(0)
 }

@@ -157,17 +157,30 @@ impl Sampler {
     }
 }
 
+/// Scores looked at together, so that the compiler can compare them side by side: a vocabulary is long and every token waits.
+const SIDE_BY_SIDE: usize = 32;
+
 /// The best token, the lowest id on ties.
 fn best_token(logits: &[f32]) -> Result<TokenId, SampleError> {
-    let mut best = (f32::NEG_INFINITY, None);
-    for (index, logit) in logits.iter().enumerate() {
-        if *logit > best.0 {
-            best = (*logit, Some(TokenId(index as u32)));
+    let (blocks, rest) = logits.as_chunks::<SIDE_BY_SIDE>();
+    let mut lanes = [f32::NEG_INFINITY; SIDE_BY_SIDE];
+    for block in blocks {
+        for (lane, logit) in lanes.iter_mut().zip(block) {
+            *lane = if *logit > *lane { *logit } else { *lane };
         }
     }
-    best.1.ok_or(SampleError::NothingLeft)
+    let best = lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |best, logit| if *logit > best { *logit } else { best });
+    let index = logits.iter().position(|logit| *logit == best).filter(|_| best > f32::NEG_INFINITY);
+    index.map(|index| TokenId(index as u32)).ok_or(SampleError::NothingLeft)
 }
 
+/// The first score that is NaN or plus infinity.
 fn first_unusable(logits: &[f32]) -> Option<usize> {
-    logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY)
+    let usable = |logit: &f32| *logit < f32::INFINITY;
+    let (blocks, rest) = logits.as_chunks::<SIDE_BY_SIDE>();
+    let all = blocks.iter().all(|block| block.iter().fold(true, |all, logit| all & usable(logit)));
+    if all && rest.iter().all(usable) {
+        return None;
+    }
+    logits.iter().position(|logit| !usable(logit))
 }

@@ -140,7 +140,10 @@ impl From<ServiceError> for ApiError {
         let kind = match &error {
             ServiceError::Busy { .. } => Kind::Busy,
             ServiceError::PromptTooLong { .. } => Kind::ContextLength,
-            ServiceError::EmptyPrompt | ServiceError::Sample(_) | ServiceError::OtherKind { .. } => Kind::Invalid,
+            ServiceError::EmptyPrompt
+            | ServiceError::Sample(_)
+            | ServiceError::OtherKind { .. }
+            | ServiceError::Pictures { .. } => Kind::Invalid,
             ServiceError::Deadline => Kind::Timeout,
             ServiceError::Cancelled | ServiceError::Engine { .. } => Kind::Internal,
             ServiceError::Down { .. } | ServiceError::Stopping => Kind::Unavailable,

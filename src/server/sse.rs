@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -63,6 +63,10 @@ pub trait Encoder: Send + 'static {
     fn end(&mut self, frames: &mut Frames);
 }
 
+/// What comes so soon after the last piece waits and goes out with what comes meanwhile. A fast model writes more pieces a
+/// second than anybody can read, and each costs a wake-up and a packet on both sides.
+const GATHER: Duration = Duration::from_millis(5);
+
 /// What a reader does not fetch waits with the turn, not here.
 const MOST_GATHERED_BYTES: usize = 64 << 10;
 
@@ -71,12 +75,20 @@ struct Streaming<E> {
     encoder: E,
     frames: Frames,
     keep_alive: Duration,
+    /// When the last piece of an answer went out; what comes before the first one never waits.
+    sent: Option<Instant>,
     ended: bool,
 }
 
 impl<E: Encoder> Streaming<E> {
-    /// The next text to send, all that is there; `None` at the end.
+    /// The next text to send; `None` at the end.
     async fn next(&mut self) -> Option<String> {
+        if let Some(early) = self.sent.and_then(|sent| GATHER.checked_sub(sent.elapsed()))
+            && let Some(ended) = self.turns.iter().flatten().next().map(Turn::ended)
+        {
+            // The end of an answer waits for nothing.
+            let _ = tokio::time::timeout(early, ended.notified()).await;
+        }
         while self.frames.is_empty() && !self.ended {
             match tokio::time::timeout(self.keep_alive, next_of(&mut self.turns)).await {
                 Err(_) => self.frames.comment("keep-alive"),
@@ -94,7 +106,12 @@ impl<E: Encoder> Streaming<E> {
 
     fn take(&mut self, next: Option<(usize, Out)>) {
         match next {
-            Some((choice, out)) => self.encoder.out(choice, out, &mut self.frames),
+            Some((choice, out)) => {
+                if matches!(out, Out::Text(_) | Out::Reasoning(_) | Out::ToolArgs { .. }) {
+                    self.sent = Some(Instant::now());
+                }
+                self.encoder.out(choice, out, &mut self.frames);
+            }
             None => {
                 self.encoder.end(&mut self.frames);
                 self.ended = true;
@@ -129,7 +146,7 @@ pub fn response<E: Encoder>(turns: Vec<Turn>, mut encoder: E, keep_alive: Durati
     let mut frames = Frames::default();
     encoder.begin(&mut frames);
     let turns: Vec<Option<Turn>> = turns.into_iter().map(Some).collect();
-    let streaming = Streaming { turns, encoder, frames, keep_alive, ended: false };
+    let streaming = Streaming { turns, encoder, frames, keep_alive, sent: None, ended: false };
     let stream = futures_util::stream::unfold(streaming, |mut streaming| async move {
         let text = streaming.next().await?;
         Some((Ok::<_, Infallible>(text), streaming))

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::app::App;
@@ -101,9 +102,16 @@ impl Delivery {
         if stream { Delivery::Stream } else { Delivery::Whole }
     }
 
-    fn sink(self, sender: UnboundedSender<Event>) -> Sink {
+    fn sink(self, sender: UnboundedSender<Event>, ended: Arc<Notify>) -> Sink {
         if self == Delivery::Stream {
-            return Box::new(move |event| sender.send(event).is_ok());
+            return Box::new(move |event| {
+                let last = event.is_terminal();
+                let heard = sender.send(event).is_ok();
+                if last {
+                    ended.notify_one();
+                }
+                heard
+            });
         }
         let mut held = Vec::new();
         Box::new(move |event| {
@@ -120,6 +128,7 @@ impl Delivery {
 pub struct Turn {
     events: UnboundedReceiver<Event>,
     cancel: Arc<AtomicBool>,
+    ended: Arc<Notify>,
     delivery: Delivery,
     /// Whether anybody asked for the tokens' probabilities.
     shows_tokens: bool,
@@ -145,8 +154,14 @@ impl Turn {
         let cancel = Arc::new(AtomicBool::new(false));
         request.cancel = Arc::clone(&cancel);
         let shows_tokens = request.sampling.logprobs.is_some();
-        app.service.submit(request, delivery.sink(sender))?;
-        Ok(Turn { events, cancel, delivery, shows_tokens, tools, ready: VecDeque::new(), over: false })
+        let ended = Arc::new(Notify::new());
+        app.service.submit(request, delivery.sink(sender, Arc::clone(&ended)))?;
+        Ok(Turn { events, cancel, ended, delivery, shows_tokens, tools, ready: VecDeque::new(), over: false })
+    }
+
+    /// Notified when the last part of a stream is there, for whoever lets parts gather meanwhile.
+    pub fn ended(&self) -> Arc<Notify> {
+        Arc::clone(&self.ended)
     }
 
     /// The next part; `None` after the last. Nothing is lost if the future is dropped.

@@ -1,195 +1,249 @@
-//! Planned arenas are those that a `StageBuilder` lays out for the same tensors and state.
+//! Promise: the arenas of a plan are those of the stages that the model's own code builds for it, to the byte, and are known
+//! before anything is built: for every fixture, every family, and the real model, whatever is asked for.
 
-use super::support::{machine, planned, root, sheet};
+use super::random::Random;
+use super::support::{QUANTS, machine, planned, root, sheet};
 use strata::gguf::ModelFiles;
 use strata::model::{Model, StageOptions, Tensors};
 use strata::plan::{
-    Consumer, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, StageArenas, TensorRow, decide, verify,
+    BackendKind, Card, Consumer, DriverKind, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage,
+    RamExperts, Size, StageArenas, StageScratch, decide, verify,
 };
-use strata::program::{KvFormat, MatrixSpec, ShapeClass, Stage, StageBuilder, StateKind};
-use strata::quant::Format;
+use strata::program::{ShapeClass, Stage};
 
-fn tiny() -> (ModelHeader, PlanModel) {
-    let files = ModelFiles::open(root().join("tests/fixtures/tiny-flash-next-Q8_0.gguf")).unwrap();
-    let header = ModelHeader::from(&files);
-    let model = PlanModel::from_header(&header).unwrap();
-    (header, model)
+const FIXTURES: [&str; 18] = [
+    "assets/tiny-flash-next-IQ3_XXS.gguf",
+    "tests/fixtures/tiny-flash-next-Q8_0.gguf",
+    "tests/fixtures/tiny-flash-next-Q4_K_M.gguf",
+    "tests/fixtures/tiny-flash-next-IQ2_XS-00001-of-00002.gguf",
+    "tests/fixtures/tiny-random-BF16.gguf",
+    "tests/fixtures/families/llama-gqa.gguf",
+    "tests/fixtures/families/llama-tied.gguf",
+    "tests/fixtures/families/llama-factors.gguf",
+    "tests/fixtures/families/llama-linear.gguf",
+    "tests/fixtures/families/llama-yarn.gguf",
+    "tests/fixtures/families/llama-moe.gguf",
+    "tests/fixtures/families/qwen2.gguf",
+    "tests/fixtures/families/qwen2-mixed.gguf",
+    "tests/fixtures/families/qwen3.gguf",
+    "tests/fixtures/families/qwen3-yarn.gguf",
+    "tests/fixtures/families/qwen3moe.gguf",
+    "tests/fixtures/families/gemma3.gguf",
+    "tests/fixtures/families/gemma3-local.gguf",
+];
+
+/// A model file and what the planner reads of it.
+struct Subject {
+    name: String,
+    files: ModelFiles,
+    model: Model,
+    facts: PlanModel,
 }
 
-fn virtual_machine(cards: usize, mib: u64) -> Machine {
-    let mut text = String::from(
-        "version = 1\nname = \"virtual\"\n[host]\nos = \"linux\"\nram_total = \"16 GiB\"\nram_available = \"12 GiB\"\ncores = 2\n",
-    );
-    for i in 0..cards {
-        text += &format!(
-            "[[card]]\nid = \"virtual:{i}\"\nname = \"v\"\nbackend = \"virtual\"\ndriver = \"none\"\ntotal = \"{mib} MiB\"\nfree = \"{mib} MiB\"\n"
-        );
+impl Subject {
+    fn new(name: &str, files: ModelFiles) -> Subject {
+        let facts = PlanModel::from_header(&ModelHeader::from(&files)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        Subject { name: name.into(), model: Model::open(&files).unwrap(), files, facts }
     }
-    Machine::from_toml(&text).unwrap()
+
+    fn of_file(path: &str) -> Subject {
+        Subject::new(path, ModelFiles::open(root().join(path)).unwrap())
+    }
+
+    fn of_sheet(quant: &str) -> Subject {
+        Subject::new(quant, sheet(quant).to_model_files("sheet").unwrap())
+    }
+
+    /// The stages of a plan, built as a launch builds them.
+    fn build(&self, plan: &Plan, limits: &Limits) -> Vec<Stage> {
+        let s = &plan.settings;
+        let programs = ShapeClass::of_programs(s.decode_rows, s.chunk, s.outputs);
+        let lends = plan.stages.iter().any(|stage| stage.lent.iter().any(|n| *n > 0));
+        let some = plan.stages.iter().any(|stage| !stage.all_held) || limits.watch_experts;
+        let stages = plan.stages.iter().map(|stage| {
+            let slots = stage.layers.indices().zip(stage.held.iter().zip(stage.kept())).map(|(layer, (held, kept))| {
+                let experts = self.facts.layers[layer].experts.as_ref();
+                if experts.is_some_and(|e| limits.watch_experts || kept < e.count) { *held } else { u32::MAX }
+            });
+            let options = StageOptions {
+                layers: stage.layers.start..stage.layers.end,
+                slots: s.slots,
+                cells: s.cells as u32,
+                kv: s.kv.format(),
+                versions: s.versions,
+                programs: programs.iter().map(|(name, shape)| (name.to_string(), *shape)).collect(),
+                expert_slots: some.then(|| slots.collect()),
+                lent_slots: lends.then(|| stage.lent.clone()),
+            };
+            self.model.config.stage(&Tensors::new(&self.files), &options).unwrap()
+        });
+        stages.collect()
+    }
+
+    /// Plans, builds, and compares every arena.
+    fn check(&self, machine: &Machine, limits: &Limits) -> Option<Plan> {
+        let plan = decide(&self.facts, machine, limits, false).ok()?;
+        assert_eq!(verify(&plan, &self.facts, machine, limits), vec![], "{}: {limits:?}", self.name);
+        for (planned, stage) in plan.stages.iter().zip(self.build(&plan, limits)) {
+            let built = self.arenas(planned, &stage);
+            assert_eq!(planned.arenas, built, "{}, layers {}: {limits:?}", self.name, planned.layers);
+            let taken = stage.weights_bytes + stage.state_bytes + stage.work_bytes - stage.lent_bytes;
+            let of_plan = planned.arenas.weights_bytes + planned.slot_arena_bytes;
+            assert_eq!(taken, of_plan + planned.arenas.state_bytes + planned.arenas.work_bytes, "{}: {limits:?}", self.name);
+        }
+        Some(plan)
+    }
+
+    fn arenas(&self, planned: &PlannedStage, stage: &Stage) -> StageArenas {
+        let layers = self.facts.layers[planned.layers.indices()].iter().zip(&planned.held);
+        let slots: u64 = layers.map(|(l, n)| l.experts.as_ref().map_or(0, |e| e.slab_bytes * u64::from(*n))).sum();
+        StageArenas {
+            weights_bytes: stage.weights_bytes - if planned.all_held { 0 } else { slots },
+            state_bytes: stage.state_bytes,
+            work_bytes: stage.work_bytes,
+            prompt_work_bytes: stage.work_parts().0,
+            decode_work_bytes: stage.work_parts().1,
+            ..planned.arenas
+        }
+    }
 }
 
-fn spec(tensor: &TensorRow, rows: u64) -> MatrixSpec {
-    // The one small tensor of the fixture that devices hold in another float format than the file.
-    let format = if tensor.name.ends_with("conv1d.weight") { Format::F32 } else { tensor.format };
-    MatrixSpec { tensor: tensor.name.clone(), format, cols: tensor.shape[0] as u32, rows: rows as u32 }
+fn virtual_cards(cards: usize, bytes: u64) -> Machine {
+    let mut pc = machine("linux-4-virtual-cards");
+    let card = |i: usize| Card {
+        memory_gbs: Some(20.0),
+        ..Card::new(format!("virtual:{i}"), "v", BackendKind::Virtual, DriverKind::None, Size(bytes))
+    };
+    pc.cards = (0..cards).map(card).collect();
+    (pc.host.ram_total, pc.host.ram_available) = (Size(1 << 40), Size(1 << 39));
+    pc
 }
 
-/// The stage as an engine lays it out: every tensor of its layers, slabs of experts, state by layer.
-fn build(header: &ModelHeader, range: LayerRange, layers: u32, cells: u32) -> Stage {
-    let mut builder = StageBuilder::new("stage");
-    for layer in range.start..range.end {
-        let prefix = format!("blk.{layer}.");
-        let of_layer = header.tensors.iter().filter(|t| t.name.starts_with(&prefix));
-        let (experts, dense): (Vec<_>, Vec<_>) = of_layer.partition(|t| t.name.ends_with("_exps.weight"));
-        for tensor in &dense {
-            builder.weight(spec(tensor, tensor.shape.iter().skip(1).product()));
-        }
-        builder.expert_slabs(experts.iter().map(|t| spec(t, t.shape[1])).collect(), experts[0].shape[2] as u32);
-        if dense.iter().any(|t| t.name.contains("ssm_")) {
-            builder.state("delta", StateKind::Delta { versions: 1, heads: 4, key_dim: 64, value_dim: 64 }, 1);
-            builder.state("conv", StateKind::ConvHistory { ring_rows: 3, channels: 2 * 2 * 64 + 4 * 64 }, 1);
-        } else {
-            builder.state("kv", StateKind::Kv { format: KvFormat::F16, cells, kv_heads: 2, head_dim: 64 }, 1);
-            builder.state("keys", StateKind::IndexKeys { cells, dim: 64, ratio: 4 }, 1);
-        }
-        if dense.iter().any(|t| t.name.contains("ple_conv")) {
-            builder.state("ngram", StateKind::ConvHistory { ring_rows: 9, channels: 4 * 256 }, 1);
+fn split_at(ends: &[u32]) -> Vec<LayerRange> {
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    starts.zip(ends).map(|(start, end)| LayerRange { start, end: *end }).collect()
+}
+
+/// Every split in two, a long context and one that needs no indexer, one row and many.
+#[test]
+fn every_fixture_and_family_takes_what_was_planned() {
+    for path in FIXTURES {
+        let subject = Subject::of_file(path);
+        let layers = subject.facts.layers.len() as u32;
+        for context in [16, 1024] {
+            for (kv, slots, chunk) in [(KvType::F16, 1, 256), (KvType::Q4_0, 3, 7), (KvType::F32, 2, 1)] {
+                for cut in 1..=layers {
+                    let ends = if cut == layers { vec![layers] } else { vec![cut, layers] };
+                    let limits = Limits {
+                        context: Some(context),
+                        kv,
+                        slots,
+                        prefill: Some(chunk),
+                        layer_split: Some(split_at(&ends)),
+                        ..Limits::default()
+                    };
+                    assert!(subject.check(&virtual_cards(ends.len(), 1 << 30), &limits).is_some(), "{path}");
+                }
+            }
         }
     }
-    if range.end == layers {
-        for name in ["output_hc_norm.weight", "output_hc_down.weight", "output_hc_up.weight", "output.weight"] {
-            let tensor = header.tensors.iter().find(|t| t.name == name);
-            let tensor = tensor.or_else(|| header.tensors.iter().find(|t| t.name == "token_embd.weight")).unwrap();
-            builder.weight(spec(tensor, tensor.shape.iter().skip(1).product()));
-        }
-    }
-    builder.finish()
 }
 
 #[test]
-fn weights_and_state_arenas_are_exact_for_every_split() {
-    let (header, model) = tiny();
-    let layers = model.layers.len() as u32;
-    for cut in 1..layers {
-        let split = vec![LayerRange { start: 0, end: cut }, LayerRange { start: cut, end: layers }];
-        let limits = Limits {
-            context: Some(1024),
-            kv: KvType::F16,
-            layer_split: Some(split.clone()),
-            prefill: Some(256),
-            ..Limits::default()
-        };
-        let machine = virtual_machine(2, 256);
-        let plan = decide(&model, &machine, &limits, false).unwrap();
-        assert_eq!(verify(&plan, &model, &machine, &limits), vec![]);
-        for (stage, range) in plan.stages.iter().zip(split) {
-            let built = build(&header, range, layers, 1024);
-            assert!(stage.all_held && stage.slot_arena_bytes == 0);
-            assert_eq!(stage.arenas.weights_bytes, built.weights_bytes, "layers {range}");
-            assert_eq!(stage.arenas.state_bytes, built.state_bytes, "layers {range}");
+fn the_real_model_takes_what_was_planned_on_real_machines() {
+    let mut partial = 0;
+    for quant in QUANTS {
+        let subject = Subject::of_sheet(quant);
+        for pc in ["linux-4x3090-24g-256g", "win-rtx5070-12g-64g", "win-5060ti-5070ti-64g-large-pagefile", "linux-4-mixed-128g"] {
+            for (context, slots) in [(2_048, 1), (65_536, 1), (32_768, 4)] {
+                let limits = Limits { context: Some(context), kv: KvType::Int8, slots, ..Limits::default() };
+                let Some(plan) = subject.check(&machine(pc), &limits) else { continue };
+                partial += usize::from(plan.held_experts < plan.experts);
+            }
         }
+    }
+    assert!(partial > 12, "{partial} plans with some experts on cards");
+}
+
+fn any_limits(random: &mut Random, layers: u32, cards: usize) -> Limits {
+    let most = cards.min(layers as usize) as u64;
+    let mut ends: Vec<u32> = (1..layers).filter(|_| random.chance(40)).take(most as usize - 1).collect();
+    ends.push(layers);
+    Limits {
+        context: Some(random.between(1, 3000) as u32),
+        kv: random.of(&KvType::ALL),
+        slots: random.between(1, 12) as u32,
+        prefill: random.chance(80).then(|| random.between(1, 700) as u32),
+        layer_split: random.chance(60).then(|| split_at(&ends)),
+        least_decode_rows: random.between(1, 12) as u32,
+        outputs: random.chance(60).then(|| random.of(&[0, 1, 5, 300, u32::MAX])),
+        undo_tokens: random.of(&[0, 0, 1, 7]),
+        watch_experts: random.chance(20),
+        expert_slots: random.chance(20).then(|| random.between(0, 40) as u32),
+        ram_experts: random.of(&[RamExperts::Auto, RamExperts::Complement, RamExperts::Disk]),
+        ..Limits::default()
     }
 }
 
 #[test]
-fn measured_arenas_replace_the_estimates_byte_by_byte() {
-    let (_, model) = tiny();
-    let machine = virtual_machine(2, 256);
-    let split = vec![LayerRange { start: 0, end: 3 }, LayerRange { start: 3, end: model.layers.len() as u32 }];
-    let first = Limits { context: Some(512), layer_split: Some(split), ..Limits::default() };
-    let estimate = decide(&model, &machine, &first, false).unwrap();
-    let mut arenas: Vec<_> = estimate.stages.iter().map(|s| s.arenas).collect();
-    for a in &mut arenas {
-        a.work_bytes += 12_800;
-        a.state_bytes += 256;
+fn whatever_is_asked_for_takes_what_was_planned() {
+    let subjects: Vec<Subject> = FIXTURES.iter().map(|path| Subject::of_file(path)).collect();
+    let (mut plans, mut partial, mut lent, mut several) = (0, 0, 0, 0);
+    for seed in 0..3000 {
+        let mut random = Random::new(seed);
+        let subject = &subjects[random.between(0, subjects.len() as u64 - 1) as usize];
+        let cards = random.between(1, 4) as usize;
+        let limits = any_limits(&mut random, subject.facts.layers.len() as u32, cards);
+        // From too little for any expert to more than enough.
+        let whole = subject.facts.dense_bytes() + subject.facts.experts_bytes();
+        let bytes = whole / random.between(1, 6) + random.between(0, 8 << 20);
+        let Some(plan) = subject.check(&virtual_cards(cards, bytes), &limits) else { continue };
+        plans += 1;
+        partial += u32::from(plan.held_experts < plan.experts);
+        lent += u32::from(plan.stages.iter().any(|s| s.lent.iter().any(|n| *n > 0)));
+        several += u32::from(plan.stages.len() > 1);
     }
-    let measured = estimate.fixed(&first, Some(arenas.clone()));
-    let plan = decide(&model, &machine, &measured, false).unwrap();
-    assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
-    assert_eq!(plan.stages.iter().map(|s| s.arenas).collect::<Vec<_>>(), arenas);
-    let row = plan.row("virtual:0/measured-prompt").unwrap();
-    assert_eq!((row.consumer, row.bytes), (Consumer::MeasuredPrompt, arenas[0].work_bytes));
+    println!("{plans} plans, {partial} with some experts on cards, {lent} that lend slots, {several} over several cards");
+    assert!(plans > 1000 && partial > 40 && lent > 20 && several > 200, "{plans} {partial} {lent} {several}");
+}
+
+#[test]
+fn scratch_of_built_stages_replaces_the_estimate_and_nothing_else() {
+    let model = Subject::of_file(FIXTURES[1]).facts;
+    let pc = virtual_cards(2, 256 << 20);
+    let limits = Limits { context: Some(512), layer_split: Some(split_at(&[3, 8])), ..Limits::default() };
+    let first = decide(&model, &pc, &limits, false).unwrap();
+    let scratch = vec![StageScratch { card_bytes: 12_800, host_bytes: 4096 }, StageScratch::default()];
+    let fixed = first.fixed(&limits, Some(scratch));
+    let plan = decide(&model, &pc, &fixed, false).unwrap();
+    assert_eq!(verify(&plan, &model, &pc, &fixed), vec![]);
+    let of = |plan: &Plan, id: &str| plan.row(id).map(|r| (r.consumer, r.bytes));
+    assert_eq!(of(&plan, "virtual:0/kernel-scratch"), Some((Consumer::KernelScratch, 12_800)));
+    assert_eq!(of(&plan, "virtual:1/kernel-scratch"), None);
+    assert_eq!(of(&plan, "ram/host-scratch"), Some((Consumer::HostScratch, 4096)));
+    for (a, b) in first.stages.iter().zip(&plan.stages) {
+        assert_eq!(a.arenas, StageArenas { scratch_bytes: a.arenas.scratch_bytes, ..b.arenas });
+    }
     // The driver may take a bounded amount more; a virtual card has no driver.
     let used = plan.pools[0].used;
     assert!(plan.unexplained("virtual:0", used).unwrap().explained);
     assert!(!plan.unexplained("virtual:0", used + 1).unwrap().explained);
     assert_eq!(plan.unexplained("virtual:7", used), None);
-    // Arenas that do not fit are refused like anything else.
-    let mut huge = measured.clone();
-    huge.stage_arenas.as_mut().unwrap()[1].work_bytes = 1 << 30;
-    let refusal = decide(&model, &machine, &huge, false).unwrap_err();
+    // Scratch that does not fit is refused like anything else.
+    let huge = Limits { scratch: Some(vec![StageScratch { card_bytes: 1 << 30, host_bytes: 0 }; 2]), ..fixed };
+    let refusal = decide(&model, &pc, &huge, false).unwrap_err();
     assert!(refusal.short.iter().any(|p| p.name.starts_with("virtual:1")));
 }
 
+/// What is refused at the border is refused by a byte, not by an estimate.
 #[test]
-fn slots_are_sized_beside_a_built_stage_that_holds_no_experts() {
-    let (_, model) = tiny();
-    let machine = virtual_machine(1, 13);
-    let limits = Limits { context: Some(256), prefill: Some(16), ..Limits::default() };
-    let estimate = decide(&model, &machine, &limits, false).unwrap();
-    assert!(!estimate.stages[0].all_held && estimate.held_experts > 0, "{} experts", estimate.held_experts);
-    let mut arenas = estimate.stages[0].arenas;
-    arenas.work_bytes += 1 << 20;
-    arenas.decode_work_bytes += 1 << 20;
-    let measured = estimate.fixed(&limits, Some(vec![arenas]));
-    let plan = decide(&model, &machine, &measured, false).unwrap();
-    assert_eq!(verify(&plan, &model, &machine, &measured), vec![]);
-    assert!(plan.held_experts < estimate.held_experts);
-    assert_eq!(plan.stages[0].arenas.weights_bytes, arenas.weights_bytes);
-}
-
-/// The stages of a plan, built by the model's own code.
-fn real_stages(files: &ModelFiles, plan: &Plan) -> Vec<Stage> {
-    let model = Model::open(files).unwrap();
-    let s = &plan.settings;
-    let shape = |rows: u32, outputs: u32| ShapeClass { max_rows: rows, max_outputs: outputs };
-    let stages = plan.stages.iter().map(|stage| {
-        let options = StageOptions {
-            layers: stage.layers.start..stage.layers.end,
-            slots: s.slots,
-            cells: s.cells as u32,
-            kv: KvFormat::F16,
-            versions: if s.draft { s.draft_window + 1 } else { 1 },
-            expert_slots: None,
-            lent_slots: None,
-            programs: vec![("decode".into(), shape(s.decode_rows, s.decode_rows)), ("prompt".into(), shape(s.chunk, s.slots))],
-        };
-        model.config.stage(&Tensors::new(files), &options).unwrap()
-    });
-    stages.collect()
-}
-
-/// Weights and state as the model's own code lays them out are what the planner says, byte for byte; its work buffers are
-/// near the estimate, and with them given the plan still fits.
-#[test]
-fn the_real_model_builds_the_stages_that_were_planned() {
-    let header = sheet("IQ3_S");
-    let files = header.to_model_files("sheet").unwrap();
-    let model = PlanModel::from_header(&header).unwrap();
-    let mut machine = machine("linux-4x3090-24g-256g");
-    for card in &mut machine.cards {
-        card.total.0 += 8 << 30;
-        card.free.0 += 8 << 30;
-    }
-    let limits = Limits { context: Some(16_384), prefill: Some(512), ..Limits::default() };
-    let plan = planned(&model, &machine, &limits).unwrap();
-    let mut built = Vec::new();
-    for (planned, stage) in plan.stages.iter().zip(real_stages(&files, &plan)) {
-        assert!(planned.all_held);
-        assert_eq!(planned.arenas.weights_bytes, stage.weights_bytes, "weights of layers {}", planned.layers);
-        assert_eq!(planned.arenas.state_bytes, stage.state_bytes, "state of layers {}", planned.layers);
-        println!("layers {}: work {} planned, {} built", planned.layers, planned.arenas.work_bytes, stage.work_bytes);
-        assert!(planned.arenas.work_bytes >= stage.work_bytes && planned.arenas.work_bytes < 2 * stage.work_bytes);
-        built.push(StageArenas {
-            weights_bytes: stage.weights_bytes,
-            state_bytes: stage.state_bytes,
-            work_bytes: stage.work_parts().0,
-            decode_work_bytes: stage.work_parts().1,
-            scratch_bytes: planned.arenas.scratch_bytes,
-            host_scratch_bytes: 12_345,
-            experts_inside: true,
-        });
-    }
-    let exact = planned(&model, &machine, &plan.fixed(&limits, Some(built.clone()))).unwrap();
-    assert_eq!(exact.stages.iter().map(|s| s.arenas).collect::<Vec<_>>(), built);
+fn a_card_of_exactly_the_planned_bytes_fits_and_one_byte_less_does_not() {
+    let subject = Subject::of_file("tests/fixtures/families/llama-gqa.gguf");
+    let limits = Limits { context: Some(700), prefill: Some(100), ..Limits::default() };
+    let plan = subject.check(&virtual_cards(1, 1 << 30), &limits).unwrap();
+    let stage = &subject.build(&plan, &limits)[0];
+    let needed = stage.weights_bytes + stage.state_bytes + stage.work_bytes;
+    assert!(planned(&subject.facts, &virtual_cards(1, needed), &limits).is_ok());
+    let refusal = decide(&subject.facts, &virtual_cards(1, needed - 1), &limits, false).unwrap_err();
+    assert_eq!(refusal.short[0].short, 1);
 }

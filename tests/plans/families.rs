@@ -23,6 +23,7 @@ fn header(arch: &str, layers: u64, experts: u64, tied: bool) -> ModelHeader {
     for (key, value) in numbers.into_iter().filter(|(key, value)| *value > 0 || !key.starts_with("expert")) {
         header.metadata.insert(format!("{arch}.{key}"), MetaValue::Unsigned(value));
     }
+    header.metadata.insert(format!("{arch}.attention.layer_norm_rms_epsilon"), MetaValue::Float(1e-6));
     let mut add = |name: String, format: Format, shape: &[u64]| {
         header.tensors.push(TensorRow { name, format, shape: shape.to_vec() });
     };
@@ -32,7 +33,13 @@ fn header(arch: &str, layers: u64, experts: u64, tied: bool) -> ModelHeader {
     }
     add("output_norm.weight".into(), Format::F32, &[4096]);
     for l in 0..layers {
-        add(format!("blk.{l}.attn_norm.weight"), Format::F32, &[4096]);
+        let gemma = ["post_attention_norm", "post_ffw_norm"].iter().filter(|_| arch == "gemma3");
+        for norm in ["attn_norm", "ffn_norm"].iter().chain(gemma) {
+            add(format!("blk.{l}.{norm}.weight"), Format::F32, &[4096]);
+        }
+        for norm in ["attn_q_norm", "attn_k_norm"].iter().filter(|_| arch != "llama" && arch != "qwen2") {
+            add(format!("blk.{l}.{norm}.weight"), Format::F32, &[128]);
+        }
         add(format!("blk.{l}.attn_q.weight"), Format::Q4_K, &[4096, 4096]);
         add(format!("blk.{l}.attn_k.weight"), Format::Q4_K, &[4096, 1024]);
         add(format!("blk.{l}.attn_v.weight"), Format::Q6_K, &[4096, 1024]);

@@ -2,7 +2,7 @@
 
 use super::support::{machine, machines, root};
 use strata::gguf::ModelFiles;
-use strata::plan::{Limits, Machine, MachineError, Mixer, ModelHeader, PlanModel, decide, read_sheet, write_sheet};
+use strata::plan::{DiskKind, Limits, Machine, MachineError, Mixer, ModelHeader, PlanModel, decide, read_sheet, write_sheet};
 
 fn header(name: &str) -> ModelHeader {
     ModelHeader::from(&ModelFiles::open(root().join("tests/fixtures").join(name)).unwrap())
@@ -85,4 +85,46 @@ fn broken_models_are_errors_and_never_panics() {
         }
     }
     assert!(PlanModel::from_header(&ModelHeader::default()).is_err());
+}
+
+/// Formats differ in how fast the CPU multiplies them: a rate of the format counts where it is known, and is an assumption where not.
+#[test]
+fn experts_that_the_cpu_computes_have_the_rate_of_their_format() {
+    let model = super::support::flash_next("IQ3_S");
+    let pc = machine("win-rtx5070-12g-64g");
+    let limits = Limits { context: Some(16_384), prefill: Some(512), ..Limits::default() };
+    let speed = |pc: &Machine| decide(&model, pc, &limits, false).unwrap().predicted.decode_tokens_per_s;
+    let assumed = decide(&model, &pc, &limits, false).unwrap().assumptions;
+    assert!(assumed.iter().any(|a| a.what.contains("IQ3_S, IQ4_NL")), "{assumed:?}");
+    let with = |iq3_s: f64, iq4_nl: f64| {
+        let rates = format!("[host]\ncpu_format_gbs = {{ iq3_s = {iq3_s:?}, iq4_nl = {iq4_nl:?} }}\n");
+        Machine::from_toml(&pc.to_toml().unwrap().replace("[host]\n", &rates)).unwrap()
+    };
+    let usual = pc.host.cpu_weights_gbs.unwrap();
+    assert_eq!(speed(&with(usual, usual)), speed(&pc));
+    // Only what is faster than the bus is computed.
+    let half = speed(&with(usual, usual / 2.0));
+    assert!(half < speed(&pc) && speed(&with(usual / 2.0, usual / 2.0)) < half, "{half}");
+    let known = decide(&model, &with(20.0, 20.0), &limits, false).unwrap().assumptions;
+    assert!(known.iter().all(|a| !a.what.contains("that the CPU computes")), "{known:?}");
+    let wrong = Machine::from_toml(&pc.to_toml().unwrap().replace("[host]\n", "[host]\ncpu_format_gbs = { q9_z = 3.0 }\n"));
+    assert!(wrong.unwrap_err().to_string().contains("q9_z"));
+}
+
+/// A disk that nobody has measured is assumed to be what its kind usually is, and the report says so.
+#[test]
+fn what_is_not_known_of_a_disk_is_an_assumption() {
+    let model = PlanModel::from_header(&header("tiny-flash-next-Q8_0.gguf")).unwrap();
+    let limits = Limits { context: Some(512), ..Limits::default() };
+    let assumed = |kind: Option<DiskKind>| {
+        let mut pc = machine("laptop-8g-no-gpu-linux");
+        pc.disks = vec![strata::plan::Disk { name: "disk".into(), kind, read_gbs: None, random_reads_per_s: None }];
+        let plan = decide(&model, &pc, &limits, false).unwrap();
+        let note = plan.assumptions.into_iter().find(|a| a.what == "disk read rate").unwrap();
+        (note.value, note.why)
+    };
+    assert_eq!(assumed(Some(DiskKind::Hdd)).0, "0.1 GB/s");
+    assert_eq!(assumed(Some(DiskKind::Nvme)).0, "3.0 GB/s");
+    assert_eq!(assumed(None), assumed(Some(DiskKind::Unknown)));
+    assert!(assumed(None).1.contains("not known"));
 }

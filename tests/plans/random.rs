@@ -1,14 +1,24 @@
 //! Random models, machines and wishes, from a seed.
 
+use std::collections::BTreeMap;
+
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use strata::plan::{
-    BackendKind, Card, ConvFacts, DenseFacts, Disk, DraftFacts, DriverKind, ExpertFacts, HeldCards, Host, IndexFacts, KvType,
-    LayerFacts, LayerRange, Limits, MACHINE_VERSION, Machine, Mixer, NgramFacts, Os, PlanModel, RamExperts, Size, TableFacts,
-    VisionFacts,
+    BackendKind, Card, ConvFacts, DenseFacts, Disk, DraftFacts, DriverKind, ExpertFacts, FormatBytes, HeldCards, Host,
+    IndexFacts, KvType, LayerFacts, LayerRange, LayerWork, Limits, MACHINE_VERSION, Machine, Mixer, NgramFacts, Os, PlanModel,
+    RamExperts, Size, TableFacts, VisionFacts, WorkBuffer, WorkForms,
 };
+use strata::quant::Format;
 
 pub struct Random(ChaCha8Rng);
+
+/// Different forms of layers in a model.
+const FORMS: usize = 3;
+
+fn buffer(floats: u32, (first_step, last_step): (u32, u32), carried: bool) -> WorkBuffer {
+    WorkBuffer { row_bytes: 4 * u64::from(floats), per_output: false, carried, first_step, last_step }
+}
 
 const MIB: u64 = 1 << 20;
 
@@ -40,8 +50,12 @@ impl Random {
         let hybrid = self.chance(50);
         let ngram_layer = self.chance(30).then(|| self.between(0, count - 1) as u32);
         let (width, streams) = (self.of(&[256u32, 512, 2560]), self.of(&[1u32, 1, 4]));
-        let layers: Vec<LayerFacts> =
+        let vocab = self.between(100, 250_000) as u32;
+        let mut layers: Vec<LayerFacts> =
             (0..count as u32).map(|l| self.layer(experts, hybrid, ngram_layer == Some(l), width * streams)).collect();
+        let mut work: Vec<LayerWork> = (0..FORMS).map(|_| self.work(experts, width, streams)).collect();
+        work.push(self.last_work(&work[0].clone(), vocab));
+        layers[count as usize - 1].work = WorkForms { usual: FORMS, short: FORMS };
         let head = self.dense(64);
         let draft = self.chance(30).then(|| {
             let block = self.layer(experts, false, false, width * streams);
@@ -54,12 +68,14 @@ impl Random {
             arch: "qwen4exp".into(),
             width,
             streams,
-            vocab: self.between(100, 250_000) as u32,
+            vocab,
             trained_context: 131_072,
             layers,
+            head_formats: FormatBytes(vec![(Format::Q6_K, head.bytes)]),
             head,
             tied_head: self.chance(20),
-            head_work_floats: 2 * u64::from(width),
+            work,
+            wants_all_rows: false,
             embedding: TableFacts { row_bytes: 1000, rows: self.between(100, 250_000) },
             ngram: ngram_layer.map(|layer| NgramFacts {
                 layer,
@@ -83,7 +99,12 @@ impl Random {
             let conv = ConvFacts { rows: 3, channels: self.of(&[256, 10_240]) };
             Mixer::Delta { value_heads: self.of(&[2, 48]), key_dim: self.of(&[32, 128]), value_dim: 64, conv }
         } else {
-            let index = self.chance(50).then(|| IndexFacts { dim: self.of(&[32, 128]), ratio: self.of(&[2, 4]), budget: 2048 });
+            let index = self.chance(50).then(|| IndexFacts {
+                dim: self.of(&[32, 128]),
+                ratio: self.of(&[2, 4]),
+                budget: 2048,
+                weights_bytes: 256 * self.between(0, 4000),
+            });
             Mixer::Attention { q_heads: 8, kv_heads: self.of(&[1, 2, 8]), head_dim: self.of(&[64, 80, 128, 256]), index }
         };
         let experts = experts.map(|(count, used)| ExpertFacts {
@@ -92,10 +113,41 @@ impl Random {
             slab_bytes: 256 * self.between(1, 70_000),
             params: self.between(1000, 5_000_000),
             formats: "IQ3_S/IQ3_S/IQ4_NL".into(),
+            by_format: FormatBytes(vec![(Format::IQ3_S, 2000), (Format::IQ4_NL, 1200)]),
         });
         let ngram_conv = ngram.then_some(ConvFacts { rows: 9, channels: floats });
-        let work_floats = self.between(1000, 100_000);
-        LayerFacts { dense: self.dense(40), experts, mixer, ngram_conv, work_floats, widest_floats: work_floats / 2 }
+        let form = self.between(0, FORMS as u64 - 1) as usize;
+        let work = WorkForms { usual: form, short: form };
+        let mut dense = self.dense(40);
+        if let Mixer::Attention { index: Some(i), .. } = &mixer {
+            dense.bytes += i.weights_bytes;
+        }
+        let dense_formats = FormatBytes(vec![(self.of(&[Format::Q4_K, Format::Q8_0, Format::IQ3_S]), dense.bytes)]);
+        LayerFacts { dense, dense_formats, experts, mixer, ngram_conv, work }
+    }
+
+    /// The residual, and a few buffers of a layer one after the other; with a table of experts also their results.
+    fn work(&mut self, experts: Option<(u32, u32)>, width: u32, streams: u32) -> LayerWork {
+        let last = self.between(2, 8) as u32;
+        let mut whole = vec![buffer(width * streams, (0, last), true)];
+        for _ in 0..self.between(1, 5) {
+            let first_step = self.between(0, last.into()) as u32;
+            let last_step = self.between(first_step.into(), last.into()) as u32;
+            whole.push(buffer(self.of(&[1, 64, 100, 2048, 10_240]), (first_step, last_step), false));
+        }
+        let mut partial = whole.clone();
+        partial.extend(experts.map(|(_, used)| buffer(used * width, (last / 2, last), false)));
+        LayerWork { whole, partial, product_floats: self.of(&[256, 10_240]) }
+    }
+
+    /// A last layer: behind it the scores of the rows that are wanted.
+    fn last_work(&mut self, layer: &LayerWork, vocab: u32) -> LayerWork {
+        let behind = |buffers: &[WorkBuffer]| {
+            let end = buffers.iter().map(|b| b.last_step).max().unwrap_or(0) + 1;
+            let scores = WorkBuffer { per_output: true, ..buffer(vocab, (end, end), false) };
+            buffers.iter().copied().chain([scores]).collect()
+        };
+        LayerWork { whole: behind(&layer.whole), partial: behind(&layer.partial), ..*layer }
     }
 
     pub fn card(&mut self, i: usize, os: Os) -> Card {
@@ -136,6 +188,13 @@ impl Random {
         Card { pci: self.chance(50).then(|| format!("0000:0{i}:00.0")), ..card }
     }
 
+    /// Of some formats, those of the models among them.
+    fn format_rates(&mut self) -> BTreeMap<String, f64> {
+        let formats = [Format::Q4_K, Format::IQ3_S, Format::IQ4_NL, Format::Q2_K];
+        let rates = formats.map(|format| (Host::format_key(format), self.rate(2, 60).filter(|_| self.chance(30))));
+        rates.into_iter().filter_map(|(key, rate)| Some((key, rate?))).collect()
+    }
+
     pub fn machine(&mut self) -> Machine {
         let os = self.of(&[Os::Linux, Os::Linux, Os::Windows, Os::Wsl]);
         let ram = self.between(1500, 16_000) * MIB;
@@ -158,6 +217,7 @@ impl Random {
             ram_read_gbs: self.rate(10, 200),
             cpu_weights_gbs: self.rate(5, 100),
             cpu_gmacs: self.rate(20, 800),
+            cpu_format_gbs: self.format_rates(),
         };
         let mut cards: Vec<Card> = (0..self.between(0, 3) as usize).map(|i| self.card(i, os)).collect();
         if cards.len() > 1 && self.chance(25) {

@@ -258,3 +258,45 @@ fn the_card_that_is_short_is_named_and_no_other() {
     assert_eq!(refusal.kind, RefusalKind::DoesNotFit, "{refusal}");
     assert_eq!(refusal.held[0].card, "cuda:1");
 }
+
+/// Why "more memory never yields fewer experts" and "a useless card never lowers the speed" cannot both be kept to the letter
+/// (docs/PLANNER.md): a small fast card that needs a large slow one for its layers grows until it works alone.
+#[test]
+fn a_fast_card_that_grows_leaves_a_slow_one_out_for_speed_alone() {
+    let model = flash_next("IQ3_S");
+    let card = |id: &str, gib: u64, memory_gbs: f64| Card {
+        memory_gbs: Some(memory_gbs),
+        bus_gbs: Some(25.0),
+        compute_tflops: Some(memory_gbs / 12.0),
+        opened: true,
+        graph_bytes: Some(Size(0)),
+        ..Card::new(id, id, BackendKind::Cuda, DriverKind::Linux, Size(gib * GIB))
+    };
+    let pc = |fast_gib: u64, with_slow: bool| {
+        let mut pc = machine("linux-4-mixed-128g");
+        pc.cards = vec![card("cuda:0", fast_gib, 1000.0)];
+        pc.cards.extend(with_slow.then(|| card("cuda:1", 48, 40.0)));
+        pc
+    };
+    let limits = Limits { context: Some(32_768), kv: KvType::Int8, prefill: Some(512), ..Limits::default() };
+    let (mut left_out, mut before): (u32, Option<Plan>) = (0, None);
+    for fast_gib in 3..=20 {
+        let after = planned(&model, &pc(fast_gib, true), &limits).unwrap();
+        println!("{fast_gib} GiB: {}, {} experts, {:.2} s", after.split_text(), after.held_experts, after.predicted.objective_s);
+        if let Some(before) = before.filter(|before| before.held_experts > after.held_experts) {
+            assert!(after.predicted.objective_s < before.predicted.objective_s);
+            // The split of before still holds as many experts; it is slower.
+            let kept = planned(&model, &pc(fast_gib, true), &before.fixed(&limits, None)).unwrap();
+            assert!(kept.held_experts >= before.held_experts);
+            assert!(kept.predicted.objective_s > after.predicted.objective_s);
+            if after.stages.len() == 1 {
+                left_out += 1;
+                // As fast as without the slow card: with it any plan would be slower.
+                let alone = planned(&model, &pc(fast_gib, false), &limits).unwrap();
+                assert_eq!(alone.predicted.objective_s, after.predicted.objective_s);
+            }
+        }
+        before = Some(after);
+    }
+    assert_eq!(left_out, 1);
+}

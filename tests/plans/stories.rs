@@ -78,7 +78,7 @@ fn story_one_by_an_explicit_split_names_the_largest_context_that_fits() {
     let model = flash_next("IQ3_XXS");
     let held = machine("linux-2x2080ti-22g-126g-held");
     let split = |text: &str| strata::plan::parse_layer_split(text).ok();
-    let limits = Limits { layer_split: split("0-3,4-47"), vision: false, resident_kv: None, ..first_story() };
+    let limits = Limits { layer_split: split("0-7,8-47"), vision: false, resident_kv: None, ..first_story() };
     let refusal = refused(&model, &held, &limits);
     assert_eq!(refusal.kind, RefusalKind::CardHeld);
     let context = refusal.largest_context.unwrap();

@@ -7,7 +7,7 @@ use super::support::{QUANTS, flash_next, machine, machines, planned, root};
 use strata::gguf::ModelFiles;
 use strata::plan::{
     Arena, CardIndex, Consumer, KvType, Lifetime, Limits, Machine, ModelHeader, Plan, PlanModel, Pool, RamExperts, Row,
-    StageArenas, verify,
+    StageScratch, verify,
 };
 
 struct Broken {
@@ -43,7 +43,7 @@ const BROKEN: &[Broken] = &[
     Broken { rule: "prompt-work", what: "no prompt buffers", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::PromptWork) },
     Broken { rule: "hand-off", what: "no hand-off", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::HandOff) },
     Broken { rule: "slot-tables", what: "no table of slots", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::SlotTables) },
-    Broken { rule: "expert-results", what: "no results", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::ExpertResults) },
+    Broken { rule: "prompt-work", what: "no results of experts", breaks: |p| row(p, Consumer::PromptWork).bytes /= 4 },
     Broken { rule: "expert-buffers", what: "no processor", breaks: |p| p.rows.retain(|r| r.consumer != Consumer::ExpertBuffers) },
     Broken { rule: "experts", what: "more experts than there are", breaks: |p| p.stages[0].held[0] = 10_000 },
     Broken {
@@ -204,9 +204,8 @@ fn every_row_of_every_plan_is_watched() {
             for limits in wishes() {
                 let Ok(plan) = planned(&model, &machine, &limits) else { continue };
                 seen.extend(mutate(&plan, &model, &machine, &limits));
-                let arenas: Vec<StageArenas> =
-                    plan.stages.iter().map(|s| StageArenas { host_scratch_bytes: 4096, ..s.arenas }).collect();
-                let fixed = plan.fixed(&limits, Some(arenas));
+                let scratch = plan.stages.iter().map(|s| StageScratch { card_bytes: s.arenas.scratch_bytes, host_bytes: 4096 });
+                let fixed = plan.fixed(&limits, Some(scratch.collect()));
                 if let Ok(built) = planned(&model, &machine, &fixed) {
                     seen.extend(mutate(&built, &model, &machine, &fixed));
                 }

@@ -22,6 +22,7 @@ mod view;
 
 pub use self::affinity::pin_this_thread;
 pub use self::kernels::Rounding;
+pub use self::pool::SharedThreads;
 pub use self::topology::{Topology, fastest};
 
 use std::num::NonZeroUsize;
@@ -34,7 +35,7 @@ use self::kernels::Simd;
 use self::layout::Layout;
 use self::memory::Mapping;
 use self::ops::Style;
-use self::pool::Pool;
+use self::pool::{Pool, SharedPool};
 use self::prepare::Prepared;
 use self::vector::Level;
 use self::view::{Memory, SCRATCH_ALIGN};
@@ -65,6 +66,8 @@ pub struct CpuOptions {
     pub huge_pages: bool,
     /// Give each worker a processor of its own (Linux), if there are enough.
     pub pin_threads: bool,
+    /// The threads, which all devices share that are made with clones of these options.
+    pub shared: SharedThreads,
     /// Set it from anywhere to end the run at hand after its current step. The owner resets it.
     pub cancel: Arc<AtomicBool>,
 }
@@ -80,12 +83,21 @@ impl CpuOptions {
             rounding: Rounding::Bits15,
             huge_pages: true,
             pin_threads: true,
+            shared: SharedThreads::default(),
             cancel: Arc::default(),
         }
     }
 
     pub fn with_threads(self, threads: NonZeroUsize) -> CpuOptions {
-        CpuOptions { threads, ..self }
+        CpuOptions { threads, shared: SharedThreads::default(), ..self }
+    }
+
+    fn pool(&self) -> Result<SharedPool, BackendError> {
+        let start = || {
+            let processors = if self.pin_threads { Topology::here().order() } else { vec![] };
+            Pool::new(self.threads, &processors)
+        };
+        self.shared.pool(self.threads, start).map_err(rejected)
     }
 }
 
@@ -138,7 +150,7 @@ pub struct CpuBackend {
     facts: DeviceFacts,
     /// Nodes of memory that the threads are near to.
     nodes: Vec<usize>,
-    pool: Pool,
+    pool: SharedPool,
     arenas: Option<Arenas>,
     prepared: Vec<Prepared>,
     /// Private scratch of all threads, then the shared scratch. Large enough for every prepared program.
@@ -158,9 +170,7 @@ fn rejected(problem: String) -> BackendError {
 
 impl CpuBackend {
     pub fn new(options: CpuOptions) -> Result<CpuBackend, BackendError> {
-        let topology = Topology::here();
-        let processors = if options.pin_threads { topology.order() } else { vec![] };
-        let pool = Pool::new(options.threads, &processors).map_err(rejected)?;
+        let pool = options.pool()?;
         let plural = if pool.threads() == 1 { "" } else { "s" };
         let arithmetic = match options.mode {
             Mode::Reference => "scalar reference".to_string(),
@@ -175,7 +185,7 @@ impl CpuBackend {
         Ok(CpuBackend {
             options,
             facts,
-            nodes: topology.nodes(),
+            nodes: Topology::here().nodes(),
             pool,
             arenas: None,
             prepared: vec![],
@@ -260,7 +270,7 @@ impl CpuBackend {
             ropes: &prepared.ropes,
         };
         let kernels: &[Box<dyn Kernel>] = &prepared.kernels[segment][steps];
-        match run_kernels(pool, &run, kernels, &options.cancel) {
+        match run_kernels(&mut pool.lock(), &run, kernels, &options.cancel) {
             Ok(Ending::Complete) => Ok(()),
             Ok(Ending::Cancelled) => Err(BackendError::Interrupted { device: ID.into() }),
             Err(_) => Err(rejected("a thread of the backend failed; open the model again".into())),

@@ -6,7 +6,7 @@
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use super::affinity;
@@ -51,6 +51,44 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     poisoned: bool,
+}
+
+/// Threads that several devices use one after the other. Devices that the processor plays never compute at the same time, and
+/// a team of its own for each would wait for the others' processors: a waiting thread spins before it sleeps.
+#[derive(Debug, Clone)]
+pub struct SharedPool {
+    pool: Arc<Mutex<Pool>>,
+    threads: usize,
+}
+
+impl SharedPool {
+    pub fn new(pool: Pool) -> SharedPool {
+        SharedPool { threads: pool.threads(), pool: Arc::new(Mutex::new(pool)) }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The threads, once no other device uses them. A panic of a job poisons the pool itself, so that of the lock says nothing more.
+    pub fn lock(&self) -> MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the first device puts its threads for the others.
+#[derive(Debug, Clone, Default)]
+pub struct SharedThreads(Arc<Mutex<Option<SharedPool>>>);
+
+impl SharedThreads {
+    /// The threads that are there, if they are so many; otherwise those that `start` gives.
+    pub fn pool(&self, threads: NonZeroUsize, start: impl FnOnce() -> Result<Pool, String>) -> Result<SharedPool, String> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pool) = held.as_ref().filter(|pool| pool.threads() == threads.get()) {
+            return Ok(pool.clone());
+        }
+        Ok(held.insert(SharedPool::new(start()?)).clone())
+    }
 }
 
 impl Pool {
@@ -187,6 +225,30 @@ mod tests {
             Ok(())
         })
         .unwrap();
+    }
+
+    #[test]
+    fn devices_share_threads_as_long_as_they_want_as_many() {
+        let shared = SharedThreads::default();
+        let of = |threads| {
+            let threads = NonZeroUsize::new(threads).unwrap();
+            shared.pool(threads, || Pool::new(threads, &[])).unwrap()
+        };
+        let (first, second, other) = (of(2), of(2), of(3));
+        assert!(Arc::ptr_eq(&first.pool, &second.pool) && !Arc::ptr_eq(&first.pool, &other.pool));
+        assert_eq!((second.threads(), other.threads()), (2, 3));
+        for pool in [&first, &second, &first] {
+            let members = AtomicUsize::new(0);
+            pool.lock()
+                .run(&|_| {
+                    members.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(members.into_inner(), 2);
+        }
+        let refused = SharedThreads::default().pool(NonZeroUsize::MIN, || Err("no threads left".into()));
+        assert_eq!(refused.unwrap_err(), "no threads left");
     }
 
     #[test]

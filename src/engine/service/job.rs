@@ -71,6 +71,10 @@ impl<'t> Task<'t> {
         if request.prompt.len() > context {
             return Err(ServiceError::PromptTooLong { tokens: request.prompt.len(), context });
         }
+        if engine.vision().is_none() && !request.pictures.is_empty() {
+            let reason = "no vision encoder is open, so the prompt can have no pictures; '--vision on' opens one";
+            return Err(ServiceError::Pictures { reason: reason.into() });
+        }
         Ok(match request.wanted {
             Wanted::Text => Task::Answer(Box::new(Answer::new(tokenizer, engine, request, max_checkpoints, checkpoint_tokens)?)),
             Wanted::Embedding => Task::Embed(Box::new(Embedding::new(engine.dims(), request.prompt)?)),

@@ -25,6 +25,7 @@ use thiserror::Error;
 pub use status::{Activity, DeviceUse, EngineInfo, RecentRequest, SlotState, SlotStatus, State, Status, Totals};
 
 use super::{Engine, Finish, GenerateError, GenerationStats};
+use crate::picture::Placed;
 use crate::plan::{CardCheck, Plan};
 use crate::sample::{LogitMask, SampleError, SamplingParams, TokenLogprob};
 use crate::tokenizer::{Part, ShowSpecial, Tokenizer};
@@ -55,6 +56,8 @@ pub struct Request {
     pub id: String,
     pub wanted: Wanted,
     pub prompt: Vec<TokenId>,
+    /// In the order of their places, which do not overlap. Only where [`EngineInfo::pictures`] says how they shall be.
+    pub pictures: Vec<Placed>,
     pub sampling: SamplingParams,
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
@@ -79,6 +82,7 @@ impl Request {
             id: id.into(),
             wanted: Wanted::Text,
             prompt,
+            pictures: Vec::new(),
             sampling: SamplingParams::default(),
             max_tokens: None,
             stop: Vec::new(),
@@ -170,6 +174,8 @@ pub enum ServiceError {
     Sample(#[from] SampleError),
     #[error("{reason}")]
     OtherKind { reason: String },
+    #[error("{reason}")]
+    Pictures { reason: String },
     #[error("the request did not finish within its time limit")]
     Deadline,
     #[error("the request was cancelled")]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::{GenerationStats, MemoryUse};
+use crate::picture::Preprocess;
 use crate::plan::{CardCheck, Plan};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -117,6 +118,8 @@ pub struct EngineInfo {
     pub slots: usize,
     pub prompt_rows: usize,
     pub vocab: usize,
+    /// How pictures shall be that requests bring; `None` where the engine cannot see.
+    pub pictures: Option<Preprocess>,
     pub devices: Vec<DeviceUse>,
     pub memory: MemoryUse,
     /// What the engine was opened by, where it was planned.

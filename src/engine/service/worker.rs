@@ -131,6 +131,7 @@ impl<'t> Worker<'t> {
             slots: count,
             prompt_rows: engine.options().prompt_rows as usize,
             vocab: engine.dims().vocab as usize,
+            pictures: engine.vision().cloned(),
             devices: engine.pipeline().stages.iter().map(|stage| device_use(stage.backend.as_ref())).collect(),
             memory: engine.memory(),
             plan,

@@ -282,7 +282,9 @@ impl Parts<'_> {
         } else {
             p.input("streams", dims.hand_off_width, InputKind::HandOff)
         };
+        p.carry(x);
         let ngram = self.layers.iter().any(|l| l.ple.is_some()).then(|| p.input("n-gram rows", dims.width, InputKind::NgramRows));
+        ngram.into_iter().for_each(|rows| p.carry(rows));
         for layer in &self.layers {
             let mut emit = Emit { config, rope: self.rope, p: &mut p, label: format!("L{}", layer.index) };
             if let (Some(ple), Some(rows)) = (&layer.ple, ngram) {

@@ -1,6 +1,8 @@
 //! What no model exceeds. Inside these bounds sums and products over layers, rows, cells and slots stay inside 64 bits.
 
-use super::{ConvFacts, DenseFacts, ExpertFacts, LayerFacts, Mixer, ModelFactsError, PlanModel, TableFacts};
+use super::{
+    ConvFacts, DenseFacts, ExpertFacts, LayerFacts, LayerWork, Mixer, ModelFactsError, PlanModel, TableFacts, WorkBuffer,
+};
 use crate::plan::size::MAX_SIZE_BYTES;
 
 /// More layers than any model has; keeps a broken file from asking for endless tables.
@@ -21,8 +23,8 @@ const MAX_ACTIVE_PARAMS: u64 = 1 << 44;
 const MAX_DELTA_BYTES: u64 = 1 << 34;
 const MAX_CONV_ROWS: u64 = 1 << 12;
 const MAX_CONV_CHANNELS: u64 = 1 << 24;
-/// Floats of one row that live at the same time.
-const MAX_ROW_FLOATS: u64 = 1 << 36;
+/// Bytes of all buffers of a layer for one row.
+const MAX_ROW_BYTES: u64 = 1 << 38;
 
 /// What a number stands for, the number, and the most that it may be.
 type Bound = (&'static str, u128, u64);
@@ -36,7 +38,6 @@ impl PlanModel {
             ("number of layers", layers, MAX_LAYERS.into()),
             ("width", self.width.into(), MAX_DIM.into()),
             ("number of residual streams", self.streams.into(), MAX_STREAMS.into()),
-            ("floats of the head", self.head_work_floats.into(), MAX_ROW_FLOATS),
             ("bytes of all weights", self.weight_bytes(), MAX_SIZE_BYTES),
             ("bytes of the files", self.file_bytes.into(), 2 * MAX_SIZE_BYTES),
             table("bytes of the embedding", &self.embedding),
@@ -49,6 +50,10 @@ impl PlanModel {
         if let Some(vision) = &self.vision {
             bounds.push(("bytes of the vision encoder's buffers", vision.work_bytes.into(), MAX_SIZE_BYTES));
         }
+        bounds.extend(self.work.iter().flat_map(of_work));
+        let blocks = self.layers.iter().chain(self.draft.as_ref().map(|d| &d.block));
+        let forms = self.work.len() as u64;
+        bounds.extend(blocks.map(|l| ("place of a layer's buffers", 1 + l.work.usual.max(l.work.short) as u128, forms)));
         if layers == 0 || self.width == 0 || self.streams == 0 {
             return Err(ModelFactsError::TooFew);
         }
@@ -73,10 +78,7 @@ fn table(what: &'static str, table: &TableFacts) -> Bound {
 }
 
 fn of_layer(layer: &LayerFacts) -> Vec<Bound> {
-    let mut bounds: Vec<Bound> = vec![
-        ("floats of a layer's buffers", layer.work_floats.into(), MAX_ROW_FLOATS),
-        ("floats of a layer's widest buffer", layer.widest_floats.into(), MAX_ROW_FLOATS),
-    ];
+    let mut bounds: Vec<Bound> = Vec::new();
     bounds.extend(layer.experts.iter().flat_map(of_experts));
     bounds.extend(layer.ngram_conv.iter().flat_map(of_conv));
     match layer.mixer {
@@ -92,6 +94,12 @@ fn of_layer(layer: &LayerFacts) -> Vec<Bound> {
         }
     }
     bounds
+}
+
+fn of_work(work: &LayerWork) -> [Bound; 3] {
+    let bytes = |buffers: &[WorkBuffer]| buffers.iter().map(|b| u128::from(b.row_bytes)).sum();
+    let of = |buffers| ("bytes of a layer's buffers for a row", bytes(buffers), MAX_ROW_BYTES);
+    [of(&work.whole), of(&work.partial), ("floats of a product's row", work.product_floats.into(), MAX_ROW_BYTES / 4)]
 }
 
 fn of_experts(experts: &ExpertFacts) -> [Bound; 3] {

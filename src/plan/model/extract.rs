@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use super::bounds::{MAX_DIM, MAX_EXPERTS, MAX_LAYERS, MAX_STREAMS};
-use super::work::{WorkShapes, layer_floats};
+use super::programs::{self, BuiltLayer, WorkForms, place_of};
+use super::work::{WorkShapes, draft_work};
 use super::{
-    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader, NgramFacts,
-    PlanModel, TableFacts, TensorRow, VisionFacts,
+    ConvFacts, DenseFacts, DraftFacts, ExpertFacts, FormatBytes, IndexFacts, LayerFacts, Mixer, ModelFactsError, ModelHeader,
+    NgramFacts, PlanModel, TableFacts, TensorRow, VisionFacts,
 };
 use crate::plan::bounds::one_line;
 use crate::program::{ARENA_ALIGN_BYTES, align_up};
@@ -131,7 +132,7 @@ impl<'a> Reader<'a> {
         let ratio = self.header.opt_u32_of_layer(&self.key("attention.compress_ratios"), at)?.unwrap_or(0);
         let index = if indexed && ratio > 0 {
             let (dim, budget) = (self.dim("attention.indexer.key_length")?, self.dim("attention.indexer.top_k")?);
-            Some(IndexFacts { dim, ratio, budget })
+            Some(IndexFacts { dim, ratio, budget, weights_bytes: 0 })
         } else {
             None
         };
@@ -177,19 +178,24 @@ impl<'a> Reader<'a> {
             return Err(ModelFactsError::Metadata { key: self.key("expert_used_count"), problem });
         }
         let formats = parts.iter().map(|t| t.format.name()).collect::<Vec<_>>().join("/");
-        Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats }))
+        let mut by_format = FormatBytes::default();
+        for part in &parts {
+            by_format.add(part.format, tensor_bytes(part)? / u64::from(count));
+        }
+        Ok(Some(ExpertFacts { count, used, slab_bytes: slab, params, formats, by_format }))
     }
 
-    fn layer(&self, layer: u32, ngram: Option<&NgramFacts>) -> Facts<LayerFacts> {
+    fn tensors_of(&self, layer: u32) -> Facts<&[(&'a str, &'a TensorRow)]> {
         let missing = || ModelFactsError::Tensor { tensor: format!("blk.{layer}.*"), problem: "is missing".into() };
-        let tensors = self.blocks.get(&layer).ok_or_else(missing)?;
-        let mut dense = DenseFacts::default();
-        for (name, tensor) in tensors.iter().filter(|(n, _)| !is_expert_matrix(n) && !n.ends_with(".input_scale")) {
-            debug_assert!(tensor.name.ends_with(name));
-            dense.add(tensor)?;
+        self.blocks.get(&layer).map(Vec::as_slice).ok_or_else(missing)
+    }
+
+    /// A layer by its metadata. Its weights and buffers are what its own code makes of them.
+    fn layer(&self, layer: u32, ngram: Option<&NgramFacts>, built: BuiltLayer) -> Facts<LayerFacts> {
+        let mut mixer = self.mixer(layer, self.tensors_of(layer)?)?;
+        if let Mixer::Attention { index: Some(index), .. } = &mut mixer {
+            index.weights_bytes = built.index_bytes;
         }
-        let mixer = self.mixer(layer, tensors)?;
-        let experts = self.experts(tensors)?;
         let ngram_conv = match ngram.filter(|n| n.layer == layer) {
             Some(_) => Some(ConvFacts {
                 rows: self.dim("ple.conv_kernel")?.saturating_sub(1) * self.dim("ple.ngram_size")?,
@@ -197,9 +203,23 @@ impl<'a> Reader<'a> {
             }),
             None => None,
         };
-        let shapes = self.work_shapes(experts.as_ref(), ngram)?;
-        let (work_floats, widest_floats) = layer_floats(&shapes, &mixer, ngram_conv);
-        Ok(LayerFacts { dense, experts, mixer, ngram_conv, work_floats, widest_floats })
+        let BuiltLayer { work, dense, dense_formats, experts, .. } = built;
+        Ok(LayerFacts { dense, dense_formats, experts, mixer, ngram_conv, work })
+    }
+
+    /// The draft block: no code of ours builds it yet, so its tensors count as they are and its buffers are an estimate.
+    fn draft(&self, block: u32, work: &mut Vec<programs::LayerWork>) -> Facts<DraftFacts> {
+        let tensors = self.tensors_of(block)?;
+        let (mut dense, mut dense_formats) = (DenseFacts::default(), FormatBytes::default());
+        for (_, tensor) in tensors.iter().filter(|(n, _)| !is_expert_matrix(n) && !n.ends_with(".input_scale")) {
+            dense.add(tensor)?;
+            dense_formats.add(tensor.format, tensor_bytes(tensor)?);
+        }
+        let (mixer, experts) = (self.mixer(block, tensors)?, self.experts(tensors)?);
+        let place = place_of(work, draft_work(&self.work_shapes(experts.as_ref())?, &mixer));
+        let work = WorkForms { usual: place, short: place };
+        let block = LayerFacts { dense, dense_formats, experts, mixer, ngram_conv: None, work };
+        Ok(DraftFacts { block, head_bytes: 0 })
     }
 
     /// A required width or count, small enough that products of three stay far from overflow.
@@ -226,7 +246,7 @@ impl<'a> Reader<'a> {
         Err(ModelFactsError::Metadata { key: self.key("hyper_connection.count"), problem: format!("is {streams}") })
     }
 
-    fn work_shapes(&self, experts: Option<&ExpertFacts>, ngram: Option<&NgramFacts>) -> Facts<WorkShapes> {
+    fn work_shapes(&self, experts: Option<&ExpertFacts>) -> Facts<WorkShapes> {
         let dense_width = self.or("feed_forward_length", 0)?;
         let shared = self.or("expert_shared_feed_forward_length", 0)?;
         Ok(WorkShapes {
@@ -237,7 +257,6 @@ impl<'a> Reader<'a> {
             experts: experts.map_or(0, |e| e.count.into()),
             used: experts.map_or(0, |e| e.used.into()),
             expert_width: self.or("expert_feed_forward_length", 0)?.into(),
-            ngram_floats: ngram.map_or(0, |n| n.floats_per_token.into()),
             gated_attention: self.arch == "qwen4exp",
         })
     }
@@ -251,21 +270,6 @@ impl<'a> Reader<'a> {
         let rows_per_token = self.dim("ple.ngram_size")?.saturating_sub(1) * self.dim("ple.heads_per_ngram")?;
         let floats_per_token = rows_per_token.saturating_mul(self.dim("embedding_length_per_layer_input")?);
         Ok(Some(NgramFacts { layer, table: self.table(tensor)?, rows_per_token, floats_per_token }))
-    }
-
-    fn head(&self) -> Facts<(DenseFacts, bool)> {
-        let mut head = DenseFacts::default();
-        for name in ["output_norm.weight", "output_hc_norm.weight", "output_hc_down.weight", "output_hc_up.weight"] {
-            if let Some(tensor) = self.header.tensor(name) {
-                head.add(tensor)?;
-            }
-        }
-        let own = self.header.tensor("output.weight");
-        head.add(match own {
-            Some(tensor) => tensor,
-            None => self.need("token_embd.weight")?,
-        })?;
-        Ok((head, own.is_none()))
     }
 }
 
@@ -291,15 +295,19 @@ impl PlanModel {
         let embedding_tensor = reader.need("token_embd.weight")?;
         let embedding = reader.table(embedding_tensor)?;
         let ngram = reader.ngram()?;
-        let layers = (0..count).map(|l| reader.layer(l, ngram.as_ref())).collect::<Facts<Vec<_>>>()?;
-        let (head, tied_head) = reader.head()?;
+        // What the metadata says of a layer is looked at first: it names the key.
+        for layer in 0..count {
+            let tensors = reader.tensors_of(layer)?;
+            reader.mixer(layer, tensors)?;
+            reader.experts(tensors)?;
+        }
         let (width, streams) = (reader.width()?, reader.streams()?);
         let vocab = u32::try_from(embedding.rows).map_err(|_| bad(embedding_tensor, "has too many rows"))?;
-        let head_work_floats = if streams > 1 {
-            2 * u64::from(width) * u64::from(streams) + u64::from(reader.or("hyper_connection.low_rank", 0)?) + u64::from(width)
-        } else {
-            2 * u64::from(width)
-        };
+        let file_bytes = file_bytes(header)?;
+        let built = programs::build(header, count, reader.or("expert_used_count", 0)?)?;
+        let layers = built.layers.into_iter().zip(0..);
+        let layers = layers.map(|(built, l)| reader.layer(l, ngram.as_ref(), built)).collect::<Facts<Vec<_>>>()?;
+        let scores_all = built.head.params >= u64::from(width) * u64::from(vocab);
         let mut model = PlanModel {
             name: one_line(header.text("general.name").unwrap_or(&reader.arch)),
             arch: reader.arch.clone(),
@@ -308,17 +316,19 @@ impl PlanModel {
             vocab,
             trained_context: reader.u32("context_length")?,
             layers,
-            head,
-            tied_head,
-            head_work_floats,
+            head: built.head,
+            head_formats: built.head_formats,
+            tied_head: scores_all && header.tensor("output.weight").is_none(),
+            work: built.work,
+            wants_all_rows: built.wants_all_rows,
             embedding,
             ngram,
             draft: None,
             vision: None,
-            file_bytes: file_bytes(header)?,
+            file_bytes,
         };
         if reader.blocks.contains_key(&count) && reader.or("nextn_predict_layers", 0)? > 0 {
-            model.draft = Some(draft_facts(&reader, count)?);
+            model.draft = Some(reader.draft(count, &mut model.work)?);
         }
         model.check()?;
         Ok(model)
@@ -341,7 +351,7 @@ impl PlanModel {
             ));
         }
         let block = reader.trunk_layers()?;
-        let mut draft = draft_facts(&reader, block)?;
+        let mut draft = reader.draft(block, &mut self.work)?;
         if let Some(head) = header.tensor("output.weight") {
             draft.head_bytes = align_up(tensor_bytes(head)?, ARENA_ALIGN_BYTES);
         }
@@ -389,11 +399,3 @@ impl PlanModel {
 
 /// The largest image is scaled down to this many tokens.
 const VISION_MERGED_TOKENS: u32 = 4096;
-
-fn draft_facts(reader: &Reader<'_>, block: u32) -> Facts<DraftFacts> {
-    let mut facts = reader.layer(block, None)?;
-    // The block joins embedding and hidden state before its layer, and has a mix of its own after it.
-    let joined = 2 * u64::from(reader.width()?) * u64::from(reader.streams()?);
-    facts.work_floats += joined;
-    Ok(DraftFacts { block: facts, head_bytes: 0 })
-}

@@ -3,12 +3,15 @@
 mod bounds;
 mod extract;
 mod header;
+mod programs;
 mod work;
 
 pub use header::{MetaValue, ModelHeader, TensorRow};
+pub use programs::{LayerWork, WorkBuffer, WorkForms};
 
-use serde::Serialize;
 use thiserror::Error;
+
+use crate::quant::Format;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ModelFactsError {
@@ -22,6 +25,8 @@ pub enum ModelFactsError {
     TooFew,
     #[error("architecture '{arch}' is not known to the planner; known are {known}")]
     Architecture { arch: String, known: String },
+    #[error("its programs cannot be made: {problem}")]
+    Programs { problem: String },
     #[error("it holds only the draft block of a model: give it with --draft-file, beside the model's own file")]
     DraftOnly,
     #[error("{file} does not belong to this model: {problem}")]
@@ -29,7 +34,7 @@ pub enum ModelFactsError {
 }
 
 /// Weights that always lie on the card of their layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DenseFacts {
     /// Every tensor rounded up to the arena alignment.
     pub bytes: u64,
@@ -38,8 +43,26 @@ pub struct DenseFacts {
     pub params: u64,
 }
 
+/// Bytes of weights by their block format.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FormatBytes(pub Vec<(Format, u64)>);
+
+impl FormatBytes {
+    pub fn add(&mut self, format: Format, bytes: u64) {
+        match self.0.iter_mut().find(|(known, _)| *known == format) {
+            Some((_, sum)) => *sum = sum.saturating_add(bytes),
+            None => self.0.push((format, bytes)),
+        }
+    }
+
+    /// Time to read all of them, each at the rate (bytes a second) of its format.
+    pub fn seconds(&self, rate: impl Fn(Format) -> f64) -> f64 {
+        self.0.iter().map(|(format, bytes)| *bytes as f64 / rate(*format)).sum()
+    }
+}
+
 /// The experts of a layer. A slab is one expert: gate, up and down together, each part aligned.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ExpertFacts {
     pub count: u32,
     pub used: u32,
@@ -48,46 +71,85 @@ pub struct ExpertFacts {
     pub params: u64,
     /// `IQ3_S/IQ3_S/IQ4_NL`, for the report.
     pub formats: String,
+    /// Of one expert.
+    pub by_format: FormatBytes,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexFacts {
     pub dim: u32,
     /// Tokens of a block.
     pub ratio: u32,
     /// Tokens that are attended at most, beside the open block.
     pub budget: u32,
+    /// Of the layer's dense weights, those that only the indexer needs.
+    pub weights_bytes: u64,
+}
+
+impl IndexFacts {
+    /// Whether a cache of so many cells is large enough for the indexer ever to leave out a block. Otherwise the layer attends to
+    /// everything, and nothing of the indexer is loaded.
+    pub fn is_needed(&self, cells: u64) -> bool {
+        let ratio = u64::from(self.ratio.max(1));
+        cells / ratio > u64::from(self.budget) / ratio
+    }
 }
 
 /// What a layer remembers of the tokens before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mixer {
     Attention { q_heads: u32, kv_heads: u32, head_dim: u32, index: Option<IndexFacts> },
     Delta { value_heads: u32, key_dim: u32, value_dim: u32, conv: ConvFacts },
 }
 
 /// Inputs of a causal convolution that must be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvFacts {
     pub rows: u32,
     pub channels: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LayerFacts {
     pub dense: DenseFacts,
+    pub dense_formats: FormatBytes,
     pub experts: Option<ExpertFacts>,
     pub mixer: Mixer,
     /// Convolution of the n-gram embedding, on its layer.
     pub ngram_conv: Option<ConvFacts>,
-    /// Floats of one row that live at the same time while the layer runs, without the residual streams.
-    pub work_floats: u64,
-    /// The widest single buffer of these.
-    pub widest_floats: u64,
+    /// Buffers of its programs, in [`PlanModel::work`].
+    pub work: WorkForms,
+}
+
+impl LayerFacts {
+    /// The indexer, if a cache of so many cells needs one.
+    pub fn index(&self, cells: u64) -> Option<IndexFacts> {
+        match self.mixer {
+            Mixer::Attention { index, .. } => index.filter(|i| i.is_needed(cells)),
+            Mixer::Delta { .. } => None,
+        }
+    }
+
+    /// Dense weights as they are loaded for a cache of so many cells.
+    pub fn dense_bytes(&self, cells: u64) -> u64 {
+        let unused = match self.mixer {
+            Mixer::Attention { index: Some(i), .. } if !i.is_needed(cells) => i.weights_bytes,
+            _ => 0,
+        };
+        self.dense.bytes.saturating_sub(unused)
+    }
+
+    /// The place of its buffers in [`PlanModel::work`] for a cache of so many cells.
+    pub fn work_at(&self, cells: u64) -> usize {
+        match self.mixer {
+            Mixer::Attention { index: Some(i), .. } if !i.is_needed(cells) => self.work.short,
+            _ => self.work.usual,
+        }
+    }
 }
 
 /// A table of rows that stays in the model files; the host reads single rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableFacts {
     pub row_bytes: u64,
     pub rows: u64,
@@ -99,7 +161,7 @@ impl TableFacts {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NgramFacts {
     pub layer: u32,
     pub table: TableFacts,
@@ -108,21 +170,21 @@ pub struct NgramFacts {
     pub floats_per_token: u32,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct DraftFacts {
     pub block: LayerFacts,
     /// Bytes of a head of its own; 0 where it uses the model's.
     pub head_bytes: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisionFacts {
     pub weights: DenseFacts,
     /// Buffers for the largest image.
     pub work_bytes: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlanModel {
     pub name: String,
     pub arch: String,
@@ -134,10 +196,13 @@ pub struct PlanModel {
     pub layers: Vec<LayerFacts>,
     /// Final norms and the output matrix, on the last stage.
     pub head: DenseFacts,
+    pub head_formats: FormatBytes,
     /// The output matrix is a copy of the embedding.
     pub tied_head: bool,
-    /// Floats of one row while the head runs, without streams and logits.
-    pub head_work_floats: u64,
+    /// Buffers of layers, each form once. Those of the first and the last layer include what comes before and after the layers.
+    pub work: Vec<LayerWork>,
+    /// Every row of a window gives an output, whatever is asked for: embeddings that are a mean.
+    pub wants_all_rows: bool,
     pub embedding: TableFacts,
     pub ngram: Option<NgramFacts>,
     pub draft: Option<DraftFacts>,

@@ -1,7 +1,6 @@
-//! How many floats of a row live at the same time while a layer runs: an estimate from the shapes, replaced by the
-//! packed programs as soon as a stage has been built (`Limits::stage_arenas`).
+//! The buffers of the draft block, which has no program yet: an estimate from the shapes.
 
-use super::{ConvFacts, Mixer};
+use super::{LayerWork, Mixer, WorkBuffer};
 
 /// Widths that the estimate needs beside those of the mixer.
 pub struct WorkShapes {
@@ -14,22 +13,29 @@ pub struct WorkShapes {
     pub experts: u64,
     pub used: u64,
     pub expert_width: u64,
-    pub ngram_floats: u64,
     pub gated_attention: bool,
 }
 
-/// (floats alive at the worst step, widest buffer), without the residual streams.
-pub fn layer_floats(s: &WorkShapes, mixer: &Mixer, ngram: Option<ConvFacts>) -> (u64, u64) {
+/// The residual, the widest buffer, and what else is alive at the worst step.
+pub fn draft_work(s: &WorkShapes, mixer: &Mixer) -> LayerWork {
     let streams = s.streams * s.width;
     let mix = if s.streams > 1 { 2 * streams + s.rank + s.width + s.streams } else { 2 * s.width };
     let (block, block_widest) = mixer_floats(s, mixer);
     let inner = s.used * s.expert_width;
     let moe = 2 * s.width + s.experts + 2 * s.used + 2 * inner.max(s.feed_forward) + s.feed_forward;
-    let gram = ngram.map_or(0, |c| s.ngram_floats + s.width + 3 * u64::from(c.channels));
     let carried = if s.streams > 1 { s.streams } else { s.width };
-    let alive = mix.max(block + carried).max(moe + carried).max(gram);
+    // The block joins embedding and hidden state before its layer, and has a mix of its own after it.
+    let alive = mix.max(block + carried).max(moe + carried) + 2 * streams;
     let widest = streams.max(block_widest).max(inner).max(s.feed_forward).max(s.experts);
-    (alive, widest)
+    let buffer = |floats: u64, carried: bool| WorkBuffer {
+        row_bytes: 4 * floats,
+        per_output: false,
+        carried,
+        first_step: 0,
+        last_step: 0,
+    };
+    let all = vec![buffer(streams, true), buffer(widest, false), buffer(alive.saturating_sub(widest), false)];
+    LayerWork { whole: all.clone(), partial: all, product_floats: widest }
 }
 
 fn mixer_floats(s: &WorkShapes, mixer: &Mixer) -> (u64, u64) {

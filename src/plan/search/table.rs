@@ -58,7 +58,6 @@ impl Table {
     pub const BARRED_BYTES: u64 = 1 << 62;
 
     /// A longer range needs more, so once one does not fit, the longer ones are only looked at if `all_numbers` of them matter.
-    /// The whole model is an exception: it hands nothing on.
     pub fn new(ctx: &Context<'_>, groups: &Groups, chunk: u32, pinned: PinnedShare, all_numbers: bool) -> Table {
         let layers = ctx.layers();
         let cards = groups.cards();
@@ -69,13 +68,12 @@ impl Table {
                 let mut too_long = false;
                 for end in start + 1..=layers {
                     let range = LayerRange { start: start as u32, end: end as u32 };
-                    let whole = start == 0 && end == layers;
-                    if (too_long && !whole) || !can_occur(ctx, cards, range) {
+                    if too_long || !can_occur(ctx, cards, range) {
                         entries.push(BARRED);
                         continue;
                     }
                     let entry = Entry::of(&stage::evaluate(ctx, card, range, chunk, pinned));
-                    too_long = !all_numbers && entry.short > 0 && ctx.limits.stage_arenas.is_none();
+                    too_long = !all_numbers && entry.short > 0 && ctx.limits.scratch.is_none();
                     entries.push(entry);
                 }
             }

@@ -1,10 +1,10 @@
 //! What each consumer takes on a card, from the specification.
 
 use super::{Check, Want, exactly, token_bytes, up};
-use crate::plan::consumer::{Arena, Consumer};
-use crate::plan::limits::{RamExperts, StageArenas};
+use crate::plan::consumer::Consumer;
+use crate::plan::limits::{RamExperts, StageScratch};
 use crate::plan::machine::{BackendKind, Card, DriverKind};
-use crate::plan::model::{ConvFacts, ExpertFacts, LayerFacts, Mixer, PlanModel};
+use crate::plan::model::{ConvFacts, ExpertFacts, LayerFacts, Mixer, PlanModel, WorkBuffer};
 use crate::plan::planner::{PlannedStage, Settings};
 use crate::plan::size::{MIB, Size};
 
@@ -22,7 +22,8 @@ pub struct Seen<'a> {
     draft_head_bytes: u64,
     /// The experts lie where they are loaded, because the card is the processor.
     in_place: bool,
-    built: Option<StageArenas>,
+    watched: bool,
+    scratch: Option<StageScratch>,
 }
 
 impl<'a> Check<'a> {
@@ -43,7 +44,8 @@ impl<'a> Check<'a> {
             draft: draft.map(|d| &d.block),
             draft_head_bytes: draft.map_or(0, |d| d.head_bytes),
             in_place: card.backend == BackendKind::Cpu && self.limits.ram_experts != RamExperts::Disk,
-            built: self.limits.stage_arenas.as_ref().and_then(|arenas| arenas.get(at).copied()),
+            watched: self.limits.watch_experts,
+            scratch: self.limits.scratch.as_ref().and_then(|scratch| scratch.get(at).copied()),
         }
     }
 }
@@ -51,15 +53,11 @@ impl<'a> Check<'a> {
 impl Seen<'_> {
     /// The rule of every consumer. Consumers of the host take nothing here.
     pub fn want(&self, consumer: Consumer) -> Want {
-        let estimated = matches!(consumer.arena(), Arena::Weights | Arena::State | Arena::Work | Arena::Scratch);
-        if let Some(built) = self.built.filter(|_| estimated) {
-            return self.want_built(consumer, built);
-        }
         match consumer {
             Consumer::DriverContext | Consumer::ModuleCode | Consumer::LibraryWorkspace | Consumer::Graphs => {
                 self.driver(consumer)
             }
-            Consumer::DenseWeights => exactly(self.layers.iter().map(|l| up(l.dense.bytes)).sum()),
+            Consumer::DenseWeights => exactly(self.layers.iter().map(|l| up(l.dense.bytes - self.unread_bytes(l))).sum()),
             Consumer::Head => exactly(if self.last { up(self.model.head.bytes) } else { 0 }),
             Consumer::DraftWeights => exactly(self.draft.map_or(0, |d| up(d.dense.bytes + self.draft_head_bytes))),
             Consumer::DraftExperts => exactly(self.draft.and_then(|d| d.experts.as_ref()).map_or(0, |e| up(all_bytes(e)))),
@@ -71,25 +69,15 @@ impl Seen<'_> {
             Consumer::IndexKeys => exactly(self.layers.iter().map(|l| self.index_keys(l)).sum()),
             Consumer::RecurrentState => exactly(self.with_draft().map(|l| self.recurrent(l)).sum()),
             Consumer::ConvHistory => exactly(self.with_draft().map(|l| self.conv_history(l)).sum()),
-            Consumer::HandOff => {
-                exactly(if self.first && self.last { 0 } else { up(2 * self.rows() * self.stream_floats() * 4) })
-            }
-            Consumer::SlotTables => {
-                exactly(if self.is_partial() { self.experts().map(|e| up(4 * u64::from(e.count))).sum() } else { 0 })
-            }
-            Consumer::ExpertResults => {
-                exactly(if self.is_partial() { up(self.rows() * self.used() * u64::from(self.model.width) * 4) } else { 0 })
-            }
-            Consumer::PromptWork => self.work(self.settings.chunk, self.settings.slots),
-            Consumer::DecodeWork => self.work(self.settings.decode_rows, self.settings.decode_rows),
+            Consumer::HandOff => exactly(self.handed_on()),
+            Consumer::SlotTables => exactly(self.tables().map(|e| up(4 * u64::from(e.count))).sum()),
+            Consumer::PromptWork => self.work(self.settings.chunk, self.handed_on()),
+            Consumer::DecodeWork => self.work(self.settings.decode_rows, 0),
             Consumer::SelectionScores => exactly(self.scores()),
             Consumer::KvWindow => exactly(self.window()),
             Consumer::KernelScratch => self.scratch(),
-            Consumer::ExpertSlots => exactly(if self.in_place || self.is_inside() { 0 } else { up(self.kept_bytes()) }),
+            Consumer::ExpertSlots => exactly(if self.in_place { 0 } else { up(self.kept_bytes()) }),
             Consumer::LentSlots => exactly(up(self.lent_bytes())),
-            Consumer::MeasuredWeights | Consumer::MeasuredState | Consumer::MeasuredPrompt | Consumer::MeasuredDecode => {
-                exactly(0)
-            }
             Consumer::Process
             | Consumer::HostScratch
             | Consumer::DriverHost
@@ -107,19 +95,6 @@ impl Seen<'_> {
             | Consumer::CommitOfHost
             | Consumer::CommitOfCards => exactly(0),
         }
-    }
-
-    /// With a built stage its arenas are the rows.
-    fn want_built(&self, consumer: Consumer, built: StageArenas) -> Want {
-        exactly(up(match consumer {
-            Consumer::MeasuredWeights => built.weights_bytes,
-            Consumer::MeasuredState => built.state_bytes,
-            Consumer::MeasuredPrompt => built.work_bytes,
-            Consumer::MeasuredDecode => built.decode_work_bytes,
-            Consumer::LentSlots => self.lent_bytes(),
-            Consumer::KernelScratch => built.scratch_bytes,
-            _ => 0,
-        }))
     }
 
     /// Stated sizes as they are, unless they are in the free figure already. What was not measured is at least what drivers of
@@ -172,13 +147,15 @@ impl Seen<'_> {
         self.experts().map(|e| u64::from(e.used)).max().unwrap_or(0)
     }
 
-    pub fn is_partial(&self) -> bool {
-        !self.stage.all_held
+    /// Whether the experts of a layer are found by a table: some are elsewhere, or somebody watches which are chosen.
+    fn has_table(&self, at: usize) -> bool {
+        let kept = self.stage.held.get(at).zip(self.stage.lent.get(at)).map_or(0, |(held, lent)| held.saturating_sub(*lent));
+        self.layers[at].experts.as_ref().is_some_and(|e| self.watched || kept < e.count)
     }
 
-    /// The experts are part of the built stage's weights.
-    fn is_inside(&self) -> bool {
-        self.built.is_some_and(|built| built.experts_inside)
+    fn tables(&self) -> impl Iterator<Item = &ExpertFacts> {
+        let layers = self.layers.iter().enumerate().filter(|(at, _)| self.has_table(*at));
+        layers.filter_map(|(_, l)| l.experts.as_ref())
     }
 
     /// Bytes of the experts that never leave the card.
@@ -197,7 +174,7 @@ impl Seen<'_> {
     }
 
     fn versions(&self) -> u64 {
-        if self.settings.draft { u64::from(self.settings.draft_window) + 1 } else { 1 }
+        self.settings.versions.into()
     }
 
     fn slots(&self) -> u64 {
@@ -213,10 +190,27 @@ impl Seen<'_> {
         }
     }
 
+    /// Only a cache that holds more blocks than are chosen needs an indexer.
+    fn is_indexed(&self, layer: &LayerFacts) -> bool {
+        match layer.mixer {
+            Mixer::Attention { index: Some(i), .. } => {
+                self.settings.cells / u64::from(i.ratio.max(1)) > u64::from(i.budget / i.ratio.max(1))
+            }
+            _ => false,
+        }
+    }
+
+    fn unread_bytes(&self, layer: &LayerFacts) -> u64 {
+        match layer.mixer {
+            Mixer::Attention { index: Some(i), .. } if !self.is_indexed(layer) => i.weights_bytes,
+            _ => 0,
+        }
+    }
+
     /// A key of every cell and one of every block.
     fn index_keys(&self, layer: &LayerFacts) -> u64 {
         match layer.mixer {
-            Mixer::Attention { index: Some(i), .. } => {
+            Mixer::Attention { index: Some(i), .. } if self.is_indexed(layer) => {
                 let keys = self.settings.cells + self.settings.cells / u64::from(i.ratio.max(1));
                 self.slots() * up(4 * keys * u64::from(i.dim))
             }
@@ -244,27 +238,45 @@ impl Seen<'_> {
         own + layer.ngram_conv.as_ref().map_or(0, ring)
     }
 
-    /// Everything of a row that is alive at the worst step, its parameters, and the logits on the last stage.
-    fn work(&self, rows: u32, outputs: u32) -> Want {
-        let mut floats = self.layers.iter().map(|l| l.work_floats).max().unwrap_or(0);
-        if self.first {
-            floats += u64::from(self.model.width);
-        }
+    /// The rows of the largest window, on a stage that hands them on or is handed them.
+    fn handed_on(&self) -> u64 {
+        if self.first && self.last { 0 } else { up(self.rows() * self.stream_floats() * 4) }
+    }
+
+    /// No packing takes less than what is alive at the worst step of the worst layer, and a good one not much more.
+    fn work(&self, rows: u32, apart: u64) -> Want {
+        let outputs = u64::from(rows.min(self.settings.outputs));
+        let size = |b: &WorkBuffer| up(b.row_bytes * if b.per_output { outputs } else { rows.into() });
+        let at_step = |all: &[WorkBuffer], step: u32| -> u64 {
+            all.iter().filter(|b| (b.first_step..=b.last_step).contains(&step)).map(size).sum()
+        };
+        let worst = |all: &[WorkBuffer]| all.iter().map(|b| at_step(all, b.last_step)).max().unwrap_or(0);
+        let of_form = |form: usize, partial: bool| {
+            self.model.work.get(form).map_or(0, |w| worst(if partial { &w.partial } else { &w.whole }))
+        };
+        // The rows of n-grams wait for their layer.
         let ngram = self.model.ngram.as_ref().filter(|n| (self.stage.layers.start..self.stage.layers.end).contains(&n.layer));
-        floats += ngram.map_or(0, |n| u64::from(n.floats_per_token));
-        // The draft block runs after the layers.
-        floats = floats.max(self.draft.map_or(0, |d| d.work_floats)) + self.stream_floats();
-        let logits = if self.last { u64::from(self.model.vocab) + self.model.head_work_floats } else { 0 };
-        let (rows, outputs) = (u64::from(rows), u64::from(outputs));
-        let parameters = std::mem::size_of::<crate::program::Row>() as u64;
-        exactly(up(rows * (4 * floats + parameters) + 4 * outputs * logits))
+        let waiting =
+            |layer: u32| ngram.filter(|n| layer < n.layer).map_or(0, |n| up(4 * u64::from(n.floats_per_token) * u64::from(rows)));
+        let layers = (self.stage.layers.start..).zip(self.layers).enumerate();
+        let trunk = layers.map(|(at, (layer, facts))| of_form(self.form(facts), self.has_table(at)) + waiting(layer));
+        let alive = trunk.chain(self.draft.map(|d| of_form(self.form(d), false))).max().unwrap_or(0);
+        Want { least: alive - apart.min(alive), most: (2 * alive).saturating_sub(apart) }
+    }
+
+    fn form(&self, layer: &LayerFacts) -> usize {
+        let has_indexer = matches!(layer.mixer, Mixer::Attention { index: Some(_), .. });
+        if has_indexer && !self.is_indexed(layer) { layer.work.short } else { layer.work.usual }
     }
 
     /// Scores of every block for as many rows as are scored at a time.
     fn scores(&self) -> u64 {
-        let rows = u64::from(self.settings.chunk.min(256));
+        if !self.card.backend.has_kernels() || self.scratch.is_some() {
+            return 0;
+        }
+        let rows = self.rows().min(256);
         let blocks = self.layers.iter().map(|l| match l.mixer {
-            Mixer::Attention { index: Some(i), .. } => self.settings.cells / u64::from(i.ratio.max(1)),
+            Mixer::Attention { index: Some(i), .. } if self.is_indexed(l) => self.settings.cells / u64::from(i.ratio.max(1)),
             _ => 0,
         });
         up(4 * rows * blocks.max().unwrap_or(0))
@@ -282,12 +294,16 @@ impl Seen<'_> {
         up(self.layers.iter().map(of_layer).max().unwrap_or(0))
     }
 
-    /// Kernels keep a row's expert products as floats, and its widest buffer in at least two bytes a float.
+    /// Kernels keep a row's expert products as floats, and the widest row of a product in at least two bytes a float.
     fn scratch(&self) -> Want {
+        if let Some(scratch) = self.scratch {
+            return exactly(up(scratch.card_bytes));
+        }
         if !self.card.backend.has_kernels() {
             return exactly(0);
         }
-        let widest = self.with_draft().map(|l| l.widest_floats).max().unwrap_or(0).max(self.stream_floats());
+        let forms = self.with_draft().filter_map(|l| self.model.work.get(self.form(l)));
+        let widest = forms.map(|w| w.product_floats).max().unwrap_or(0);
         let products = 4 * self.used() * u64::from(self.model.width);
         Want { least: self.rows() * (products + 2 * widest), most: up(self.rows() * (products + 4 * widest)) }
     }

@@ -17,9 +17,7 @@ impl Check<'_> {
         let boundaries = self.plan.stages.len().saturating_sub(1) as u64;
         match consumer {
             Consumer::Process => Want { least: 256 * MIB, most: GIB },
-            Consumer::HostScratch => {
-                exactly(self.limits.stage_arenas.iter().flatten().map(|built| built.host_scratch_bytes).sum())
-            }
+            Consumer::HostScratch => exactly(self.limits.scratch.iter().flatten().map(|built| built.host_bytes).sum()),
             Consumer::DriverHost => self.driver_host(),
             Consumer::EmbeddingCache => exactly(model.embedding.bytes().min(64 * MIB)),
             Consumer::NgramCache => exactly(model.ngram.map_or(0, |n| n.table.bytes().min(64 * MIB))),
@@ -67,15 +65,10 @@ impl Check<'_> {
             | Consumer::SelectionScores
             | Consumer::KvWindow
             | Consumer::VisionWork
-            | Consumer::ExpertResults
             | Consumer::DecodeWork
             | Consumer::KernelScratch
             | Consumer::ExpertSlots
-            | Consumer::MeasuredWeights
-            | Consumer::MeasuredState
-            | Consumer::LentSlots
-            | Consumer::MeasuredPrompt
-            | Consumer::MeasuredDecode => exactly(0),
+            | Consumer::LentSlots => exactly(0),
         }
     }
 
@@ -122,7 +115,8 @@ impl Check<'_> {
 
     /// Inputs and results of all rows, hidden values of those that the processor has in work, and slabs for exchanges and reads.
     fn expert_buffers(&self, rows: u64) -> Want {
-        if self.plan.stages.iter().all(|stage| stage.all_held) {
+        let watched = self.limits.watch_experts && self.model.layers.iter().any(|l| l.experts.is_some());
+        if !watched && self.plan.stages.iter().all(|stage| stage.all_held) {
             return exactly(0);
         }
         let width = u64::from(self.model.width);

@@ -41,7 +41,8 @@ impl Check<'_> {
         let room = sheet.map_or(0, |p| p.capacity.saturating_sub(p.floor).saturating_sub(decoding));
         let missing = stage.held.iter().zip(layers).filter(|(n, l)| l.experts.as_ref().is_some_and(|e| **n < e.count));
         let slab = missing.filter_map(|(_, l)| l.experts.as_ref()).map(|e| e.slab_bytes).max().unwrap_or(u64::MAX);
-        let wasted = may && !stage.all_held && self.limits.expert_slots.is_none() && room >= slab;
+        let wasted =
+            may && !stage.all_held && self.limits.expert_slots.is_none() && room >= slab.saturating_add(self.tables_bytes(stage));
         self.require("loan", !wasted, || format!("{room} bytes are unused while no prompt is read"));
     }
 }

@@ -99,10 +99,6 @@ impl<'a> Check<'a> {
         self.model.layers.get(start as usize..end as usize).unwrap_or(&[])
     }
 
-    fn built(&self) -> bool {
-        self.limits.stage_arenas.is_some()
-    }
-
     /// The plan answers the request.
     fn request(&mut self) {
         let (s, l) = (&self.plan.settings, self.limits);
@@ -117,12 +113,22 @@ impl<'a> Check<'a> {
             format!("{} of {} cells are resident", s.resident_cells, s.cells)
         });
         let window = if s.draft { s.draft_window + 1 } else { 1 };
-        self.equal("request", "rows of a decode window", s.decode_rows.into(), u64::from(s.slots) * u64::from(window));
+        let joint = (u64::from(s.slots) * u64::from(window)).max(l.least_decode_rows.into());
+        self.equal("request", "rows of a decode window", s.decode_rows.into(), joint.min(s.chunk.into()));
+        let versions = u64::from(window).max(1 + u64::from(l.undo_tokens));
+        self.equal("request", "versions of recurrent state", s.versions.into(), versions);
+        let all = u64::from(s.chunk.max(s.decode_rows));
+        let outputs = match l.outputs {
+            Some(outputs) => outputs.max(1).into(),
+            None if self.model.wants_all_rows => all,
+            None => u64::from(s.slots).min(8) * u64::from(window),
+        };
+        self.equal("request", "rows whose scores are wanted", s.outputs.into(), outputs.min(all));
         self.equal("request", "drafted tokens", s.draft_window.into(), l.draft_window.into());
         if let Some(chunk) = l.prefill {
             self.equal("request", "prompt chunk", s.chunk.into(), chunk.min(s.context_tokens).into());
         }
-        if let Some(wish) = l.expert_slots.filter(|_| !self.built()) {
+        if let Some(wish) = l.expert_slots {
             let gpu = self
                 .plan
                 .stages
@@ -240,8 +246,21 @@ impl<'a> Check<'a> {
         let sheet = self.plan.pools.iter().find(|p| p.pool == Pool::Card(stage.card));
         let room = sheet.map_or(0, |p| p.free.saturating_sub(p.floor));
         let by_host = self.limits.ram_experts == RamExperts::Disk;
-        let wasted = !all && !by_host && self.limits.expert_slots.is_none() && room >= open_slab;
+        let wasted =
+            !all && !by_host && self.limits.expert_slots.is_none() && room >= open_slab.saturating_add(self.tables_bytes(stage));
         self.require("experts", !wasted, || format!("{room} bytes above the floor are not used for experts"));
+    }
+
+    /// Slots are sized as if every layer needed a table and room for the results of each choice; layers that are held whole need
+    /// neither.
+    fn tables_bytes(&self, stage: &PlannedStage) -> u64 {
+        let layers = self.layers(stage);
+        let kept = stage.held.iter().zip(&stage.lent).map(|(held, lent)| held.saturating_sub(*lent));
+        let whole = kept.zip(layers).filter_map(|(kept, l)| l.experts.as_ref().filter(|e| kept == e.count));
+        let rows = u64::from(self.plan.settings.chunk.max(self.plan.settings.decode_rows));
+        let results = |used: u32| rows * u64::from(used) * u64::from(self.model.width) * 4;
+        let (tables, most) = whole.fold((0, 0), |(sum, most), e| (sum + up(4 * u64::from(e.count)), results(e.used).max(most)));
+        tables + up(most)
     }
 
     fn arenas(&mut self, stage: &PlannedStage) {
@@ -251,7 +270,12 @@ impl<'a> Check<'a> {
         self.equal("arenas", "weights arena", stage.arenas.weights_bytes, self.extent(stage, Arena::Weights) + inside);
         self.equal("arenas", "state arena", stage.arenas.state_bytes, self.extent(stage, Arena::State));
         self.equal("arenas", "work arena", stage.arenas.work_bytes, self.extent(stage, Arena::Work));
-        self.equal("arenas", "scratch", stage.arenas.scratch_bytes, self.extent(stage, Arena::Scratch));
+        let decode = self.bytes(stage, Consumer::DecodeWork);
+        self.equal("arenas", "buffers of decode windows", stage.arenas.decode_work_bytes, decode);
+        let prompt = self.bytes(stage, Consumer::HandOff) + self.bytes(stage, Consumer::PromptWork);
+        self.equal("arenas", "buffers of prompts", stage.arenas.prompt_work_bytes, prompt);
+        let scratch = self.bytes(stage, Consumer::KernelScratch) + self.bytes(stage, Consumer::SelectionScores);
+        self.equal("arenas", "scratch", stage.arenas.scratch_bytes, scratch);
         self.equal("arenas", "slot arena", stage.slot_arena_bytes, slots - inside);
     }
 

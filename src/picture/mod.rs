@@ -1,0 +1,111 @@
+//! Pictures as plain data, between what decodes them and what looks at them. This room knows neither devices nor models: the
+//! engine says by [`Preprocess`] what its vision encoder wants, and gets [`Patches`].
+
+use std::sync::Arc;
+
+/// A picture's size in patches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Grid {
+    pub rows: u32,
+    pub columns: u32,
+}
+
+impl Grid {
+    pub fn patches(self) -> usize {
+        self.rows as usize * self.columns as usize
+    }
+
+    /// The grid of tokens, of which each takes the place of `merge` x `merge` patches.
+    pub fn merged(self, merge: u32) -> Grid {
+        let merge = merge.max(1);
+        Grid { rows: self.rows / merge, columns: self.columns / merge }
+    }
+}
+
+/// What a vision encoder wants of a picture.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Preprocess {
+    /// Side of a patch in pixels.
+    pub patch_size: u32,
+    /// Side in patches of the square that becomes a token. A picture's sides are multiples of it.
+    pub merge: u32,
+    /// Of red, green and blue, of pixels from 0 to 1: a value is `(pixel - mean) / std`.
+    pub mean: [f32; 3],
+    pub std: [f32; 3],
+    /// Tokens of a picture. Smaller and larger ones are scaled. `max_tokens` is what was planned for: the encoder has no room for more.
+    pub min_tokens: u32,
+    pub max_tokens: u32,
+}
+
+impl Preprocess {
+    /// Both sides of a picture are multiples of so many pixels.
+    pub fn side_pixels(&self) -> u32 {
+        self.patch_size * self.merge
+    }
+}
+
+/// A picture as its vision encoder reads it.
+#[derive(Clone, PartialEq)]
+pub struct Patches {
+    pub grid: Grid,
+    /// As of [`Preprocess::merge`].
+    pub merge: u32,
+    /// `[patch][channel][y][x]`. Patches lie in groups of `merge` x `merge`: groups row by row, and within a group its patches row by
+    /// row. A still is one frame; the encoder uses it for both of its temporal slices.
+    pub values: Vec<f32>,
+    /// SHA-256 over what the picture shows, the size apart: equal digests and grids are the same picture.
+    pub digest: [u8; 32],
+}
+
+impl Patches {
+    /// Places that the picture takes in a prompt.
+    pub fn tokens(&self) -> usize {
+        self.grid.merged(self.merge).patches()
+    }
+
+    /// What tells this picture from others of as many tokens.
+    pub fn identity(&self) -> Identity {
+        Identity { digest: self.digest, grid: self.grid }
+    }
+}
+
+impl std::fmt::Debug for Patches {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Patches").field("grid", &self.grid).field("merge", &self.merge).finish_non_exhaustive()
+    }
+}
+
+/// Equal pictures have equal identities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Identity {
+    pub digest: [u8; 32],
+    pub grid: Grid,
+}
+
+/// A picture and its place in a prompt.
+#[derive(Debug, Clone)]
+pub struct Placed {
+    /// Index of its first token in the prompt. There and behind, the prompt holds [`Patches::tokens`] ids of the model's picture
+    /// token (`<|image_pad|>`).
+    pub at: usize,
+    pub patches: Arc<Patches>,
+}
+
+impl Placed {
+    /// The places of the prompt that the picture takes.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.at..self.at + self.patches.tokens()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_takes_a_token_for_every_merged_square() {
+        let patches = Patches { grid: Grid { rows: 6, columns: 10 }, merge: 2, values: vec![], digest: [0; 32] };
+        let placed = Placed { at: 7, patches: Arc::new(patches) };
+        assert_eq!(placed.range(), 7..22);
+    }
+}
