@@ -254,13 +254,14 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
     let recurrent = |op: &Op| matches!(op, Op::DeltaRule { .. });
     let program = &stage.programs[0];
     let has = |found: &dyn Fn(&Op) -> bool| program.steps.iter().any(|step| found(&step.op));
-    let many = program.shape.max_rows > MAX_VECTOR_ROWS;
-    let differs = |tuning: &Tuning| match tuning.tile {
-        Tile::None | Tile::Float => has(&has_products) || has(&recurrent),
-        // Matrix kernels alone are others.
-        _ => has(&has_products) && many,
+    let rows = program.shape.max_rows;
+    let differs = |i: usize, tuning: &Tuning| match tuning.tile {
+        // Of the delta rule there are two kinds.
+        Tile::None | Tile::Float => has(&has_products) || (i < 2 && has(&recurrent)),
+        // Matrix kernels alone are others; a processor needs seconds for many rows of them.
+        _ => has(&has_products) && rows > MAX_VECTOR_ROWS && rows <= MOST_ROWS_OF_TILES,
     };
-    let wanted = |(i, (_, tuning)): &(usize, &(&str, Tuning))| *i == 0 || differs(tuning);
+    let wanted = |(i, (_, tuning)): &(usize, &(&str, Tuning))| *i == 0 || differs(*i, tuning);
     KERNEL_SETS.iter().enumerate().filter(wanted).filter_map(|(_, set)| open(set)).collect()
 }
 
@@ -302,6 +303,9 @@ fn is_beyond(backend: &dyn Backend, stage: &Stage) -> bool {
 
 /// Activations rounded to two bytes, as in the processor's fast mode.
 const FINE_BOUND: f64 = 1e-4;
+
+/// Windows in which every kind of tile is run.
+const MOST_ROWS_OF_TILES: u32 = 64;
 
 /// How far float32 sums in another order may be from the reference.
 const GPU_BOUND: f64 = 2e-5;

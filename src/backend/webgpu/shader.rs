@@ -59,13 +59,13 @@ fn file(path: &str) -> Result<&'static str, String> {
     FILES.iter().find(|(name, _)| *name == path).map(|(_, text)| *text).ok_or_else(|| format!("there is no shader '{path}'"))
 }
 
-/// The source of a kernel.
+/// The source of a kernel; of products, for so many parts in a launch.
 ///
 /// # Errors
 /// A file that does not exist, or a directive that cannot be resolved: a mistake in `shaders/`.
-pub fn compose(variant: &Variant, tuning: &Tuning) -> Result<String, String> {
+pub fn compose(variant: &Variant, tuning: &Tuning, parts: u32) -> Result<String, String> {
     let info = variant.kernel.info();
-    let numbers = numbers(variant, tuning);
+    let numbers = numbers(variant, tuning, parts);
     let args_space = if tuning.args_in_storage { "storage, read" } else { "uniform" };
     let (name, atomic) = match variant.kernel {
         Kernel::MatMul => ("mat_vec", None),
@@ -73,7 +73,7 @@ pub fn compose(variant: &Variant, tuning: &Tuning) -> Result<String, String> {
         Kernel::KvAppend if has_blocks(variant) => ("kv_append_blocks", Some(Operand::State)),
         _ => (info.name, None),
     };
-    let bindings = wgsl_bindings(info, args_space, atomic);
+    let bindings = wgsl_bindings(info, args_space, atomic, has_parts(variant.kernel).then_some(parts));
     let text = extensions(variant, tuning) + &wgsl_constants() + &bindings + &constants(variant, &numbers);
     let mut sources = Sources { variant, tuning, text, included: vec![] };
     sources.include(&format!("kernels/{name}.wgsl"))?;
@@ -81,6 +81,11 @@ pub fn compose(variant: &Variant, tuning: &Tuning) -> Result<String, String> {
     let mut text = String::with_capacity(sources.text.len());
     repeat(&lines, &numbers, &mut text)?;
     Ok(text)
+}
+
+/// Whether launches of a kernel have parts.
+pub fn has_parts(kernel: Kernel) -> bool {
+    matches!(kernel, Kernel::MatVec | Kernel::MatMul)
 }
 
 /// A kernel's source in the making.
@@ -249,7 +254,7 @@ fn threads(variant: &Variant, tuning: &Tuning) -> u32 {
 }
 
 /// Numbers of a variant, by the names of their constants.
-fn numbers(variant: &Variant, tuning: &Tuning) -> Vec<(&'static str, u32)> {
+fn numbers(variant: &Variant, tuning: &Tuning, parts: u32) -> Vec<(&'static str, u32)> {
     let (outs, batch, lanes) = match variant.kernel {
         Kernel::MatMul | Kernel::ExpertMul => {
             let (outs, rows) = tuning.matrix_share();
@@ -260,6 +265,7 @@ fn numbers(variant: &Variant, tuning: &Tuning) -> Vec<(&'static str, u32)> {
     let chunk_quads = MAX_CHUNK_KEYS / 4 * tuning.chunk_channels / tuning.chunk_threads;
     let numbers = [
         ("THREADS", threads(variant, tuning)),
+        ("PARTS", parts),
         ("SUBGROUP", tuning.subgroup),
         ("BATCH", batch),
         ("LANES", lanes),
@@ -345,6 +351,7 @@ mod tests {
 
     use super::*;
     use crate::backend::gpu::KERNELS;
+    use crate::backend::gpu::join::MAX_PARTS;
     use crate::backend::gpu::kernels::{BATCHES, Kinds};
     use crate::backend::webgpu::tuning::BROADCAST_THREADS;
     use crate::quant::{FORMATS, Format};
@@ -430,7 +437,9 @@ mod tests {
         for tuning in tunings() {
             let other = tuning.tile != Tile::Float && tuning.tile != Tile::None;
             for variant in variants().into_iter().filter(|variant| !other || depends_on_tile(variant)) {
-                let source = compose(&variant, &tuning).unwrap();
+                // One part and the most differ in constants alone.
+                let parts = if has_parts(variant.kernel) { MAX_PARTS as u32 } else { 1 };
+                let source = compose(&variant, &tuning, parts).unwrap();
                 let module = naga::front::wgsl::parse_str(&source)
                     .unwrap_or_else(|e| panic!("{}: {}", variant.name(), e.emit_to_string(&source)));
                 let mut validator = Validator::new(ValidationFlags::all(), capabilities(&variant, &tuning));
@@ -446,7 +455,7 @@ mod tests {
 
     #[test]
     fn every_file_is_part_of_some_kernel_and_listed() {
-        let composed = |tuning: Tuning| variants().into_iter().map(move |v| compose(&v, &tuning).unwrap());
+        let composed = |tuning: Tuning| variants().into_iter().map(move |v| compose(&v, &tuning, 1).unwrap());
         let sources: Vec<String> = tunings().into_iter().flat_map(composed).collect();
         for (path, text) in FILES {
             let line = text.lines().find(|l| l.starts_with("fn ") || l.starts_with("@compute"));
