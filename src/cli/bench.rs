@@ -104,7 +104,7 @@ struct Bound {
     /// Bytes a token that the card reads, and that the processor works through.
     card_bytes: u64,
     processor_bytes: u64,
-    /// 10^9 bytes a second of either: memory as it was measured, a card's own or RAM where the processor plays it, and the processor on
+    /// 10^9 bytes a second of either: the card as it was measured ([`Roofs::device_gbs`](super::roofs::Roofs)), and the processor on
     /// experts as it was when they were loaded.
     card_gb_per_second: f64,
     processor_gb_per_second: f64,
@@ -178,8 +178,8 @@ pub fn bench(args: &BenchArgs) -> Result<(), CliError> {
     let context = opened.context_of_all(longest as usize)?;
     let opening = Opening::new(context, &args.compute, Stopping::AtOnce);
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
-    let roof = loaded.memory_gbs;
-    let mut bench = Bench { sequence: loaded.engine.start()?, vocab: opened.model.dims().vocab, roof };
+    let (roof, device_gbs) = (loaded.roofs.memory_gbs, loaded.roofs.device_gbs);
+    let mut bench = Bench { sequence: loaded.engine.start()?, vocab: opened.model.dims().vocab, roof, device_gbs };
     let mut out = Output::new();
     if !args.json {
         table_head(&mut out, &opened, &loaded, roof, args.repetitions)?;
@@ -272,6 +272,8 @@ struct Bench {
     sequence: Sequence,
     vocab: u32,
     roof: Option<f64>,
+    /// GB/s of the devices, for the bound.
+    device_gbs: Option<f64>,
 }
 
 impl Bench {
@@ -291,8 +293,8 @@ impl Bench {
         let gb_per_second = (test.kind == Kind::Generate).then_some(bytes * median / 1e9);
         let tiers = before.zip(loaded.engine.tier_stats()).map(|(before, now)| now - before);
         let measured = loaded.engine.pipeline().experts.as_ref().map(Experts::rates);
-        let bound = tiers.zip(measured).zip(self.roof).filter(|_| test.kind == Kind::Generate && test.depth == 0);
-        let bound = bound.map(|((tiers, measured), roof)| Bound::new(bytes as u64, &tiers, &measured, roof, median));
+        let bound = tiers.zip(measured).zip(self.device_gbs).filter(|_| test.kind == Kind::Generate && test.depth == 0);
+        let bound = bound.map(|((tiers, measured), device)| Bound::new(bytes as u64, &tiers, &measured, device, median));
         Ok(Outcome {
             bound,
             test: test.name(),

@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod read;
 mod report;
+mod roofs;
 mod run;
 mod serve;
 mod text;

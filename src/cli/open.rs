@@ -13,6 +13,7 @@ use super::args::{ComputeArgs, ModelArgs};
 use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::output::note;
+use super::roofs::Roofs;
 use super::wishes::{matrix_formats, read_machine, this_pc};
 use crate::backend::FINDERS;
 use crate::backend::cpu::{CpuOptions, Mode, Rounding};
@@ -22,8 +23,7 @@ use crate::experts::ExpertOptions;
 use crate::gguf::ModelFiles;
 use crate::launch::{Audience, Launch, LaunchError, Launched, default_lock_folder, open_planned, within_this_pc};
 use crate::model::Model;
-use crate::plan::{BackendKind, CardCheck, Limits, Machine, ModelHeader, Plan, PlanFlags, Pool, Unexplained, render_short};
-use crate::program::decode_row_bytes;
+use crate::plan::{CardCheck, Limits, ModelHeader, Plan, PlanFlags, Pool, Unexplained, render_short};
 use crate::units::HumanBytes;
 
 /// A trained model small enough to be part of the program, so that the first try needs no download.
@@ -159,7 +159,7 @@ impl OpenModel {
         }
         let machine = match &compute.wishes.machine {
             Some(file) => within_this_pc(read_machine(file)?, &here),
-            None => here,
+            None => here.clone(),
         };
         let launch = Launch {
             files: Arc::clone(&self.files),
@@ -194,24 +194,10 @@ impl OpenModel {
         for notice in launched.engine.pipeline().experts.iter().flat_map(|experts| experts.notices()) {
             note(format!("note: {notice}"));
         }
-        let memory_gbs = memory_gbs(&launched, &machine);
+        let roofs = Roofs::of(&launched, &machine, &here.host);
         let Launched { engine, plan, cards } = launched;
-        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), memory_gbs })
+        Ok(Loaded { engine, plan, cards, threads: threads.get(), load_time: start.elapsed(), roofs })
     }
-}
-
-/// GB/s of the memory that a token's bytes are read from: of each stage that of its card, where that has been measured.
-fn memory_gbs(launched: &Launched, machine: &Machine) -> Option<f64> {
-    let (mut bytes, mut seconds) = (0.0, 0.0);
-    for (planned, runner) in launched.plan.stages.iter().zip(&launched.engine.pipeline().stages) {
-        let card = &machine.cards[planned.card.0];
-        let in_ram = card.shares_host_memory || matches!(card.backend, BackendKind::Cpu | BackendKind::Virtual);
-        let rate = if in_ram { machine.host.ram_read_gbs? } else { card.memory_gbs? };
-        let read = decode_row_bytes(&runner.stage, &runner.stage.programs[0], 0) as f64;
-        bytes += read;
-        seconds += read / rate;
-    }
-    (seconds > 0.0).then(|| bytes / seconds)
 }
 
 /// The user's wishes for experts.
@@ -307,8 +293,7 @@ pub struct Loaded {
     pub cards: Vec<CardCheck>,
     pub threads: usize,
     pub load_time: Duration,
-    /// GB/s (10^9) of the memory that a token's bytes are read from, where it could be measured.
-    pub memory_gbs: Option<f64>,
+    pub roofs: Roofs,
 }
 
 impl Loaded {

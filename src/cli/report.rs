@@ -84,7 +84,7 @@ impl Report {
             decode_seconds: seconds(stats.decode_time),
             decode_tokens_per_second: stats.decode_rate(),
             decode_gb_per_second: stats.decode_bytes_per_second(engine).map(|b| b / 1e9),
-            memory_gb_per_second: loaded.memory_gbs,
+            memory_gb_per_second: loaded.roofs.memory_gbs,
             memory: MemoryReport::now(engine.memory()),
             tiers: TierReport::of(stats, engine),
         }

@@ -18,7 +18,7 @@ pub use decl::{
 };
 pub use op::{Epilogue, ExpertMatrix, GateActivation, Heads, MatMulPart, Op, PartWeights, RouterScore, Step, View};
 pub use pack::{ARENA_ALIGN_BYTES, PackReport, Piece, align_up, pack, pack_buffers};
-pub use traffic::decode_row_bytes;
+pub use traffic::{RowTraffic, decode_row_bytes, decode_row_traffic};
 
 use crate::units::TokenId;
 
