@@ -7,10 +7,12 @@ use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor
 use super::backend::WebGpuBackend;
 use super::device::adapter_kind;
 use super::memory::memory_facts;
+use super::shader::CACHES;
 use super::trial::{Tried, fastest, remember, remembered, try_tiles};
 use super::tuning::{AdapterKind, Tile, Tuning};
 use crate::backend::discovery::{Absent, CardLimits, CardOptions, FoundCard, Interface, NamedCard, PciPlace};
 use crate::backend::{Backend, BackendError, Finder};
+use crate::program::KvFormat;
 
 /// The cards that wgpu reaches by one interface.
 #[derive(Debug)]
@@ -164,6 +166,10 @@ impl Finder for WebGpuFinder {
 
     fn free_bytes(&self, card: &FoundCard) -> Option<u64> {
         memory_facts(self.adapters().get(card.driver_index as usize)?)?.free_bytes
+    }
+
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        CACHES
     }
 
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
