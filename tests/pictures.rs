@@ -5,17 +5,24 @@ mod common;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use common::npz::Npz;
 use common::pictures::{PAD, TRAINED_PAD, encoder, logits, other, picture, pixels, read_by_the_authors_model, seeing, text};
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::backend::{ArenaSizes, Backend};
-use strata::engine::{Engine, EngineError, Look, OpenOptions, Tiered, Want, load_stage};
+use strata::engine::{
+    Engine, EngineError, Finish, GenerateOptions, Generation, GenerationStats, Look, OpenOptions, Progress, Tiered, Want,
+    load_stage,
+};
 use strata::gguf::ModelFiles;
 use strata::model::{Model, Tensors, VisionConfig};
 use strata::picture::{Grid, Patches, Placed};
 use strata::program::{BufferId, InputKind, OutputKind, Row, RunParams};
+use strata::sample::SamplingParams;
+use strata::state::Sequence;
+use strata::tokenizer::Tokenizer;
 use strata::units::TokenId;
 
 const CONTEXT: u32 = 256;
@@ -372,4 +379,65 @@ fn a_file_that_is_no_encoder_of_this_model_is_refused() {
     let options = seeing(options(Mode::Fast, 64, 16), 64);
     let error = Engine::open(files, model, device, options, &mut |_| ()).map(drop).unwrap_err().to_string();
     assert!(error.contains("read no pictures"), "{error}");
+}
+
+/// Reads a prompt with pictures and two tokens more; the steps that looked at pictures, and what it came to.
+fn answer(
+    engine: &mut Engine,
+    sequence: &mut Sequence,
+    (tokens, pictures): (Vec<TokenId>, Vec<Placed>),
+    options: GenerateOptions,
+) -> (usize, Finish, GenerationStats) {
+    let files = ModelFiles::open(model_path(RANDOM)).unwrap();
+    let tokenizer = Tokenizer::from_metadata(files.metadata()).unwrap();
+    let interrupt = Arc::clone(&options.interrupt);
+    let interrupted = interrupt.load(Ordering::Relaxed);
+    interrupt.store(false, Ordering::Relaxed);
+    let mut generation = Generation::new(&tokenizer, engine.dims(), SamplingParams::default(), tokens, options).unwrap();
+    generation.show(pictures);
+    generation.rewind(engine, sequence).unwrap();
+    let mut looked = 0;
+    loop {
+        let looks = generation.is_looking(engine, sequence);
+        let progress = generation.step(engine, sequence).unwrap();
+        assert_eq!(looks, matches!(progress, Progress::Picture { .. }));
+        looked += usize::from(looks);
+        interrupt.store(interrupted && looked > 0, Ordering::Relaxed);
+        if let Progress::End { finish, .. } = progress {
+            return (looked, finish, generation.stats());
+        }
+    }
+}
+
+#[test]
+fn a_later_turn_goes_on_behind_the_picture_and_looks_at_no_picture_again() {
+    let mut engine = opened(RANDOM, Mode::Fast, 64, 0);
+    let mut sequence = engine.start().unwrap();
+    let one = picture(6, 4);
+    let prompt = |patches: &Arc<Patches>, words: u32| text(PAD, &[(4, Some(patches)), (words, None)]);
+    let options =
+        || GenerateOptions { max_tokens: Some(2), checkpoints: vec![12], ignore_eos: true, ..GenerateOptions::default() };
+    let mut turn = |prompt| {
+        let (looked, finish, stats) = answer(&mut engine, &mut sequence, prompt, options());
+        assert_eq!(finish, Finish::MaxTokens);
+        (looked, stats.pictures, stats.reused_tokens, engine.vision_stats().unwrap().reused)
+    };
+    assert_eq!(turn(prompt(&one, 20)), (4, 1, 0, 0));
+    assert_eq!(turn(prompt(&one, 30)), (0, 0, 12, 0), "the mark behind the picture");
+    assert_eq!(turn(prompt(&other(&one), 30)), (4, 1, 0, 0), "the same ids, and another picture");
+    assert_eq!(turn(prompt(&one, 20)), (0, 0, 0, 1), "the prefix is lost, the rows are not");
+}
+
+#[test]
+fn a_request_can_be_ended_in_the_middle_of_a_picture() {
+    let mut engine = opened(RANDOM, Mode::Fast, 64, 0);
+    let mut sequence = engine.start().unwrap();
+    let prompt = || text(PAD, &[(4, Some(&picture(6, 4))), (9, None)]);
+    let options = GenerateOptions { max_tokens: Some(1), ignore_eos: true, ..GenerateOptions::default() };
+    options.interrupt.store(true, Ordering::Relaxed);
+    let (looked, finish, stats) = answer(&mut engine, &mut sequence, prompt(), options);
+    assert_eq!((looked, finish, stats.pictures, sequence.len()), (1, Finish::Interrupted, 0, 0));
+    let options = GenerateOptions { max_tokens: Some(1), ignore_eos: true, ..GenerateOptions::default() };
+    let (looked, finish, stats) = answer(&mut engine, &mut sequence, prompt(), options);
+    assert_eq!((looked, finish, stats.pictures), (3, Finish::MaxTokens, 1), "it goes on where it was");
 }
