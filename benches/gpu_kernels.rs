@@ -61,7 +61,7 @@ impl Bench {
         let scratch_bytes = backend.scratch_bytes(stage).expect("the card can run it");
         backend.open(ArenaSizes { scratch_bytes, ..ArenaSizes::of(stage) }).expect("the card has the memory");
         let id = backend.prepare(stage, program).expect("the kernels compile");
-        let params = RunParams { rows: window, outputs: &[window.len() as u32 - 1] };
+        let params = RunParams { rows: window, outputs: &[window.len() as u32 - 1], earlier: &[] };
         // The first round is the driver's compiler.
         backend.time_kernels(id, &params, 1).expect("the kernels run");
         backend.time_kernels(id, &params, TIMES).expect("the kernels run")

@@ -14,6 +14,7 @@ fn read(path: &str) -> String {
 fn planning(c: &mut Criterion) {
     let header = read_sheet(&read("assets/sheets/qwen3.8-flash-next-IQ3_S.sheet.json")).unwrap();
     let model = PlanModel::from_header(&header).unwrap();
+    c.bench_function("read a sheet and build its layers", |b| b.iter(|| PlanModel::from_header(black_box(&header)).is_ok()));
     let limits = Limits { context: Some(65_536), kv: KvType::Int8, ..Limits::default() };
     for name in ["linux-4-mixed-128g", "linux-4x3090-24g-256g", "win-rtx5070-12g-64g"] {
         let machine = Machine::from_toml(&read(&format!("tests/machines/{name}.toml"))).unwrap();

@@ -6,6 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::gpu::{open_card, software_card};
+use common::pictures::{logits, read_by_the_authors_model, seeing};
 use common::reference::*;
 use common::skip::skipped;
 use common::*;
@@ -51,6 +52,20 @@ fn check_fixture(name: &str, prompts: &[usize]) {
 #[test]
 fn the_random_model() {
     check_fixture(RANDOM, &PROMPTS);
+}
+
+/// The processor reads the pictures, the card the text: positions by row and column, in windows that cut the pictures.
+#[test]
+fn a_text_with_pictures() {
+    let Some(card) = software_card() else { return };
+    let (tokens, pictures, expected) = read_by_the_authors_model();
+    for piece in [CHUNK as usize, 7] {
+        let mut engine = open_on(&model_path(RANDOM), device(&card), seeing(exact_options(), 64));
+        let mut sequence = engine.start().unwrap();
+        let found = logits(&mut engine, &mut sequence, (&tokens, &pictures), piece);
+        let distance = relative_l2(found.iter().map(Vec::as_slice).zip(expected.iter().map(Vec::as_slice)));
+        assert!(distance <= 1e-4, "pieces of {piece}: relative L2 {distance:.2e}");
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use super::remedy;
 use super::rows::{self, PoolSheet, Row, SizedStage};
 use super::rules::{self, Assumption};
 use super::search::{self, Layout, Weights};
-use super::size::human;
+use super::size::{grouped, human};
 use super::stage;
 use super::work;
 
@@ -36,6 +36,8 @@ pub struct Settings {
     pub draft: bool,
     pub draft_window: u32,
     pub vision: bool,
+    /// Most tokens of one picture.
+    pub vision_tokens: u32,
     pub ram_experts: RamExperts,
 }
 
@@ -142,6 +144,8 @@ pub struct Plan {
     pub experts: u64,
     pub held_experts: u64,
     pub predicted: Prediction,
+    /// Why the layers lie as they do.
+    pub split_why: String,
     pub alternatives: Vec<Alternative>,
     pub needs: Vec<Capability>,
     pub notices: Vec<String>,
@@ -315,6 +319,7 @@ fn build(ctx: &Context<'_>, supplies: &HostSupplies, best: &Layout, found: &sear
         draft: limits.draft,
         draft_window: limits.draft_window,
         vision: limits.vision,
+        vision_tokens: limits.vision_tokens,
         ram_experts: need.ram_experts,
     };
     let held_experts = stages.iter().flat_map(|s| &s.option.held).map(|n| u64::from(*n)).sum();
@@ -328,11 +333,30 @@ fn build(ctx: &Context<'_>, supplies: &HostSupplies, best: &Layout, found: &sear
         experts: ctx.model.experts_count(),
         held_experts,
         predicted: predict(ctx, best, &stages, &sums, &need),
+        split_why: split_why(ctx, best, found),
         alternatives: found.others.iter().map(|l| alternative(ctx, supplies, l)).collect(),
         needs: capabilities(ctx, &stages, &need),
         notices: notices(ctx, best, found, held, &need),
         assumptions: ctx.notes.0.clone(),
     }
+}
+
+fn split_why(ctx: &Context<'_>, best: &Layout, found: &search::Found) -> String {
+    if ctx.limits.layer_split.is_some() {
+        return "as asked for".into();
+    }
+    if ctx.eligible.len() == 1 {
+        return "there is one device".into();
+    }
+    let load = ctx.limits.workload;
+    let next = found.others.first().map(|next| format!("; the next best takes {:.2} s", next.objective_s));
+    format!(
+        "the least predicted time of all: {:.2} s for a prompt of {} tokens and an answer of {}{}",
+        best.objective_s,
+        grouped(load.prompt_tokens.into()),
+        grouped(load.answer_tokens.into()),
+        next.unwrap_or_default()
+    )
 }
 
 fn planned_stage(ctx: &Context<'_>, s: &SizedStage) -> PlannedStage {

@@ -20,9 +20,9 @@ pub fn render_report(plan: &Plan) -> String {
         s.slots,
         s.kv.name(),
         grouped(s.chunk.into()),
-        if s.vision { "on" } else { "off" }
+        if s.vision { format!("on, {} tokens a picture at most", grouped(s.vision_tokens.into())) } else { "off".into() }
     );
-    let _ = writeln!(out, "layers: {}", plan.split_text());
+    let _ = writeln!(out, "layers: {} ({})", plan.split_text(), plan.split_why);
     if plan.experts > 0 {
         let (held, all) = (grouped(plan.held_experts), grouped(plan.experts));
         let place = plan.place_of_experts();

@@ -42,6 +42,8 @@ struct HostReport<'a> {
     cores: u32,
     /// Hardware threads that this process may use, and the nodes of memory that they are near to.
     threads: usize,
+    /// Cores of each kind, the fastest first.
+    core_groups: Vec<usize>,
     memory_nodes: usize,
     simd: Option<&'a str>,
     ram_total: SizeReport,
@@ -67,6 +69,7 @@ impl<'a> From<&'a Host> for HostReport<'a> {
             os: host.os,
             cores: host.cores,
             threads: topology.threads(),
+            core_groups: topology.core_groups(),
             memory_nodes: topology.nodes().len(),
             simd: host.simd.as_deref(),
             ram_total: host.ram_total.into(),
@@ -256,9 +259,11 @@ fn host_text(out: &mut String, host: &Host) {
     let (total, available) = (HumanBytes(host.ram_total.0), HumanBytes(host.ram_available.0));
     let topology = Topology::here();
     let (threads, nodes) = (topology.threads(), topology.nodes().len());
+    let kinds: Vec<String> = topology.core_groups().iter().map(ToString::to_string).collect();
+    let kinds = if kinds.len() > 1 { format!(" (by speed {})", kinds.join(" + ")) } else { String::new() };
     let _ = writeln!(
         out,
-        "host: {} core(s), {threads} thread(s), {nodes} memory node(s), {simd}; RAM {total}, {available} available",
+        "host: {} core(s){kinds}, {threads} thread(s), {nodes} memory node(s), {simd}; RAM {total}, {available} available",
         host.cores
     );
     let limits = [

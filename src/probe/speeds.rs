@@ -9,7 +9,8 @@ use memmap2::MmapMut;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::cpu::kernels::{
-    ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, product, quantize_rows,
+    ActBlock, Acts, OutView, Rounding, Scratch, ScratchBlock, Simd, Tokens, Weights, blocks_per_row, floats, is_float, product,
+    quantize_rows,
 };
 use crate::backend::cpu::{Topology, fastest, pin_this_thread};
 use crate::plan::is_usable_rate;
@@ -46,6 +47,8 @@ const WIDTH: usize = 2048;
 /// Rows of the matrix and tokens of a prompt; the matrix stays in the caches.
 const PROMPT_ROWS: usize = 384;
 const PROMPT_TOKENS: usize = 256;
+/// A byte that makes numbers of ordinary size of every format, as an integer, a scale of any kind, or half a float.
+const ORDINARY: u8 = 0x38;
 /// Many short passes, each over weights that no earlier one has read: on a busy machine some go undisturbed.
 const PRODUCT_PASSES: usize = 16;
 
@@ -93,7 +96,7 @@ impl HostSpeeds {
 /// some processors. `None` where there is no memory to measure with.
 pub fn format_gbs(format: Format, processors: &[usize]) -> Option<f64> {
     let measure = |part: &mut [u8], barrier: &Barrier| {
-        fill(part, format);
+        part.fill(ORDINARY);
         decode_passes(format, part, barrier)
     };
     let (part_bytes, times) = on_all(processors, measure)?;
@@ -155,17 +158,6 @@ fn decode_rows(format: Format, part_bytes: usize) -> usize {
     part_bytes / row_bytes(format) / PRODUCT_PASSES
 }
 
-/// Ordinary numbers of a format. Bytes of one are ordinary as integers and scales; as floats of two bytes they would be so small that
-/// arithmetic is slow. Untouched pages would all be the same page of zeros.
-fn fill(part: &mut [u8], format: Format) {
-    match format {
-        Format::F32 => part.chunks_exact_mut(4).for_each(|b| b.copy_from_slice(&0.5f32.to_le_bytes())),
-        Format::F16 => part.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3800u16.to_le_bytes())),
-        Format::BF16 => part.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3f00u16.to_le_bytes())),
-        _ => part.fill(1),
-    }
-}
-
 /// A pass over each piece of a part.
 fn decode_passes(format: Format, part: &[u8], barrier: &Barrier) -> [f64; PRODUCT_PASSES] {
     let rows = decode_rows(format, part.len());
@@ -173,7 +165,8 @@ fn decode_passes(format: Format, part: &[u8], barrier: &Barrier) -> [f64; PRODUC
 }
 
 fn measure_part(part: &mut [u8], barrier: &Barrier) -> Times {
-    fill(part, FORMAT);
+    // Untouched pages are all the same page of zeros.
+    part.fill(ORDINARY);
     let words: &[u64] = bytemuck::cast_slice(part);
     let read_s = passes(barrier, |_| {
         std::hint::black_box(sum(std::hint::black_box(words)));
@@ -214,7 +207,11 @@ fn products<'a>(
     passes(barrier, |pass| {
         let Some(&weights) = weights.get(pass) else { return };
         let view = OutView::new(&mut out, tokens, rows, rows);
-        product(simd, weights, 0..rows, acts, Tokens::Rows(0..tokens), view, &mut Scratch::new(&mut scratch));
+        if is_float(format) {
+            floats::product_f32(simd, weights, 0..rows, &x, WIDTH, tokens, view);
+        } else {
+            product(simd, weights, 0..rows, acts, Tokens::Rows(0..tokens), view, &mut Scratch::new(&mut scratch));
+        }
         std::hint::black_box(&out);
     })
 }
@@ -246,6 +243,7 @@ fn last_level_cache_bytes() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quant::FORMATS;
 
     #[test]
     fn speeds_are_believable() {
@@ -260,7 +258,7 @@ mod tests {
     #[test]
     fn formats_differ_in_speed_and_each_is_believable() {
         let order = Topology::here().order();
-        for format in [Format::Q4_K, Format::Q8_0, Format::IQ3_S, Format::BF16, Format::F16, Format::F32] {
+        for format in FORMATS.iter().map(|info| info.format) {
             let rate = format_gbs(format, &order).unwrap_or_else(|| panic!("{format}"));
             println!("{format}: {rate:.2} GB/s");
             assert!((0.001..1e4).contains(&rate), "{format}: {rate}");

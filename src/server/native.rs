@@ -114,6 +114,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                 "work_bytes": engine.memory.work_bytes,
                 "scratch_bytes": engine.memory.scratch_bytes,
                 "experts_bytes": engine.memory.experts_bytes,
+                "vision_bytes": engine.memory.vision_bytes,
             },
         })
     });
@@ -144,6 +145,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
             "refused": totals.refused, "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
             "generated_tokens": totals.generated_tokens, "prompt_seconds": totals.prompt_time.as_secs_f64(),
             "decode_seconds": totals.decode_time.as_secs_f64(), "decode_steps": totals.decode_steps,
+            "pictures": totals.pictures, "picture_seconds": totals.picture_time.as_secs_f64(),
         },
         "recent": status.recent.iter().rev().map(|recent| recent_json(&app, recent)).collect::<Vec<_>>(),
         "configuration": app.options.about,

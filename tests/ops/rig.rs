@@ -381,7 +381,7 @@ impl Rig {
                 let slice = program.buffer_slice(view.buffer, (values.len() / view.width as usize) as u32);
                 backend.upload(slice, bytemuck::cast_slice(values)).unwrap();
             }
-            outcome = backend.run(*id, 0, &RunParams { rows, outputs }).and_then(|ticket| backend.wait(ticket));
+            outcome = backend.run(*id, 0, &RunParams { rows, outputs, earlier: &[] }).and_then(|ticket| backend.wait(ticket));
         }
         outcome
     }

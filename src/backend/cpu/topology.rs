@@ -64,6 +64,19 @@ impl Topology {
         self.ranked().filter(|(_, rank)| *rank == 0).count().min(self.most).max(1)
     }
 
+    /// Cores of each kind, the fastest first; one group where all are alike.
+    pub fn core_groups(&self) -> Vec<usize> {
+        let mut groups: Vec<(u64, usize)> = Vec::new();
+        for (p, _) in self.ranked().filter(|(_, rank)| *rank == 0) {
+            match groups.iter_mut().find(|(speed, _)| *speed == p.speed) {
+                Some((_, count)) => *count += 1,
+                None => groups.push((p.speed, 1)),
+            }
+        }
+        groups.sort_unstable_by_key(|(speed, _)| std::cmp::Reverse(*speed));
+        groups.into_iter().map(|(_, count)| count).collect()
+    }
+
     /// Hardware threads that this process may use.
     pub fn threads(&self) -> usize {
         self.processors.len()
@@ -172,6 +185,7 @@ mod tests {
         let found = Topology::read(root.path(), &[0, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!((found.order(), found.nodes()), (vec![0, 4, 1, 5, 2, 6, 3, 7], vec![0, 1]));
         let hybrid = folder(&[("0", 0, Some(400)), ("1", 0, Some(400)), ("2-3", 0, Some(1024)), ("2-3", 0, Some(1024))]);
+        assert_eq!(Topology::read(hybrid.path(), &[0, 1, 2, 3]).core_groups(), [1, 2]);
         let found = Topology::read(hybrid.path(), &[0, 1, 2, 3]);
         assert_eq!((found.order(), found.candidates()), (vec![2, 0, 1, 3], vec![1, 2, 3, 4]));
     }

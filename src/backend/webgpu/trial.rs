@@ -94,7 +94,7 @@ impl Product {
     }
 
     fn params(&self) -> RunParams<'_> {
-        RunParams { rows: &self.window, outputs: &[0] }
+        RunParams { rows: &self.window, outputs: &[0], earlier: &[] }
     }
 
     fn slice(&self, view: View) -> Slice {

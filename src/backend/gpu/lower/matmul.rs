@@ -42,14 +42,15 @@ enum To {
 }
 
 /// Epilogue as arguments: kind, scale, factor.
-fn epilogue_code(epilogue: Epilogue) -> (u32, f32, f32) {
-    match epilogue {
+fn epilogue_code(epilogue: Epilogue) -> Outcome<(u32, f32, f32)> {
+    Ok(match epilogue {
         Epilogue::None => (0, 1.0, 1.0),
         Epilogue::Silu { scale } => (1, scale, 1.0),
         Epilogue::Sigmoid { scale, factor } => (2, scale, factor),
         Epilogue::Decay { .. } => (3, 1.0, 1.0),
         Epilogue::Accumulate => (4, 1.0, 1.0),
-    }
+        Epilogue::GeluTanh | Epilogue::GeluErf => return Err("a product with GELU is not supported on this backend".into()),
+    })
 }
 
 /// A product to be cut into launches.
@@ -200,7 +201,7 @@ impl<'a> Lowering<'a> {
             Second::Before { at, stride } => (at + first, stride),
             _ => (NONE, 0),
         };
-        let (epilogue, epilogue_scale, epilogue_factor) = epilogue_code(p.epilogue);
+        let (epilogue, epilogue_scale, epilogue_factor) = epilogue_code(p.epilogue)?;
         let args = MatArgs {
             x_at,
             x_stride,

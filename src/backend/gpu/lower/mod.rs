@@ -204,7 +204,10 @@ impl<'a> Lowering<'a> {
             Op::CausalConv { .. } | Op::DeltaRule { .. } => self.recurrent(op)?,
             Op::Router { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. } => self.experts(op)?,
             Op::ExpertDownEach { .. } | Op::ExpertSum { .. } => self.experts(op)?,
-            Op::HostExperts { .. } | Op::HostJoin { .. } => {}
+            Op::HostExperts { .. } | Op::HostJoin { .. } | Op::Pause => {}
+            Op::LayerNorm { .. } | Op::WindowAttention { .. } | Op::JoinRows { .. } => {
+                return Err(format!("'{}' is not supported on this backend", op.kind()));
+            }
         }
         self.forget_stale(op);
         Ok(())
