@@ -10,6 +10,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use common::pictures::{encoder, picture, text};
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::backend::discovery::{Absent, CardOptions, FoundCard, Interface, NamedCard};
@@ -103,6 +104,7 @@ fn launch(path: &Path, machine: Machine, limits: Limits, mode: Mode, threads: us
     Launch {
         files,
         model,
+        vision: None,
         machine,
         limits,
         options: OpenOptions { decode_rows: 1, max_outputs: outputs, ..OpenOptions::default() },
@@ -569,4 +571,33 @@ fn a_context_is_what_was_asked_for_though_cells_come_in_blocks() {
     assert_eq!(launched.engine.options().context, 101);
     assert_eq!(launched.engine.options().kv, KvFormat::F16);
     assert!(launched.plan.settings.cells >= 101);
+}
+
+#[test]
+fn pictures_are_read_in_the_ram_that_was_planned() {
+    let path = model_path(RANDOM);
+    let wishes = Limits { vision: true, vision_tokens: 35, ..wishes("0-3", KvType::F16) };
+    let blind = launch(&path, equal_cards(1), wishes, Mode::Fast, 2);
+    let refused = open(&blind).map(drop).unwrap_err();
+    assert!(refused.is_usage() && refused.to_string().contains("--vision-file"), "{refused}");
+    let launch = Launch { vision: Some(encoder()), ..blind };
+    let mut launched = open(&launch).unwrap();
+    let row = |id: &str| launched.plan.row(id).unwrap_or_else(|| panic!("no row {id}")).bytes;
+    let planned = row("ram/vision-weights") + row("ram/vision-work");
+    let used = launched.engine.memory().vision_bytes;
+    // The learned places and the rows' positions lie beside the device's memory.
+    let (places, lists) = (6 * 6 * 48 * 4, 35 * (4 * size_of::<strata::program::Row>() as u64 + 4));
+    assert_eq!(planned, used + places + lists);
+    assert_eq!(row("ram/vision-rows"), 4 * 35 * 256 * 4);
+    assert_eq!(launched.engine.vision().unwrap().max_tokens, 35);
+    let (tokens, pictures) = text(505, &[(9, Some(&picture(14, 10))), (5, None)]);
+    let mut sequence = launched.engine.start().unwrap();
+    let mut last = vec![];
+    launched.engine.feed_seeing(&mut sequence, &tokens, &pictures, Want::Last, &mut |_, row| last = row.to_vec()).unwrap();
+    assert!(last.iter().all(|x| x.is_finite()));
+    assert_eq!(launched.engine.late_allocations(), 0);
+    // A file that is no encoder.
+    let foreign = Launch { vision: Some(Arc::new(ModelFiles::open(&path).unwrap())), ..launch.clone() };
+    let text = open(&foreign).map(drop).unwrap_err().to_string();
+    assert!(text.contains("clip"), "{text}");
 }

@@ -94,7 +94,7 @@ fn a_parked_conversation_goes_on_in_any_slot() {
         last_row(&mut engine, &mut a, &first[100..]);
         let expected = engine.parked_bytes(&a);
         let parked = engine.park(&mut a).expect("room in RAM");
-        assert_eq!((parked.bytes(), parked.tokens()), (expected, first.as_slice()));
+        assert_eq!((parked.bytes(), parked.text().tokens), (expected, first.as_slice()));
         assert!(a.is_empty());
 
         // Both slots are used by others meanwhile.

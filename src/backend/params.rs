@@ -1,6 +1,6 @@
 //! What a run may ask of a program, checked before anything is touched. Shared by all backends.
 
-use crate::program::{Program, Row, RunParams, Stage, StateKind};
+use crate::program::{Earlier, Op, Program, Row, RunParams, Stage, StateKind};
 
 /// Neighbouring rows of a window that belong to one sequence; their indices follow one another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,13 +13,15 @@ pub struct Span {
 }
 
 impl Span {
-    /// Position of the token `tokens_back` before row `i` of the span. Exact where the token is in the window; before it, all
-    /// tokens since are taken for text, whose positions advance with the index.
-    pub fn position_before(&self, rows: &[Row], i: usize, tokens_back: usize) -> [u32; 3] {
+    /// Position of the token `tokens_back` before row `i` of the span. Before the window all tokens but those of `earlier` stand
+    /// as far before its first row as their index.
+    pub fn position_before(&self, rows: &[Row], earlier: &[Earlier], i: usize, tokens_back: usize) -> [u32; 3] {
         if tokens_back <= i {
             return rows[self.first + i - tokens_back].position;
         }
-        rows[self.first].position.map(|p| p.saturating_sub((tokens_back - i) as u32))
+        let back = (tokens_back - i) as u32;
+        let known = earlier.iter().find(|e| e.slot == self.slot && e.index + back == self.index);
+        known.map_or_else(|| rows[self.first].position.map(|p| p.saturating_sub(back)), |e| e.position)
     }
 }
 
@@ -34,6 +36,8 @@ pub struct Limits {
     pub cells: u32,
     /// Versions of the recurrent state.
     pub versions: u32,
+    /// Rows that an output takes in, its own and those behind it.
+    pub joined: u32,
 }
 
 impl Limits {
@@ -45,7 +49,13 @@ impl Limits {
             slots: u32::MAX,
             cells: u32::MAX,
             versions: u32::MAX,
+            joined: 1,
         };
+        for step in &program.steps {
+            if let Op::JoinRows { x, out } = &step.op {
+                limits.joined = limits.joined.max(out.width / x.width.max(1));
+            }
+        }
         for state in program.steps.iter().filter_map(|step| step.op.state()).map(|id| stage.state(id)) {
             if matches!(state.kind, StateKind::ExpertSlots { .. }) {
                 continue;
@@ -69,7 +79,8 @@ impl Limits {
         if params.outputs.len() > self.max_outputs as usize {
             return Err(format!("{} outputs; the program gives at most {}", params.outputs.len(), self.max_outputs));
         }
-        if let Some(output) = params.outputs.iter().find(|output| **output as usize >= rows.len()) {
+        let last = |output: u32| u64::from(output) + u64::from(self.joined) - 1;
+        if let Some(output) = params.outputs.iter().find(|output| last(**output) >= rows.len() as u64) {
             return Err(format!("output of row {output} in a window of {} rows", rows.len()));
         }
         rows.iter().enumerate().try_for_each(|(i, row)| self.check_row(i, row))?;
@@ -111,11 +122,11 @@ mod tests {
     use super::*;
     use crate::units::TokenId;
 
-    const LIMITS: Limits = Limits { max_rows: 4, max_outputs: 2, slots: 3, cells: 10, versions: 2 };
+    const LIMITS: Limits = Limits { max_rows: 4, max_outputs: 2, slots: 3, cells: 10, versions: 2, joined: 1 };
 
     fn check(rows: &[Row], outputs: &[u32]) -> Result<Vec<Span>, String> {
         let mut spans = Vec::new();
-        LIMITS.check(&RunParams { rows, outputs }, &mut spans).map(|()| spans)
+        LIMITS.check(&RunParams { rows, outputs, earlier: &[] }, &mut spans).map(|()| spans)
     }
 
     fn row(slot: u32, index: u32) -> Row {

@@ -51,7 +51,7 @@ impl Answer {
     ) -> Result<Finish, CliError> {
         let finish = loop {
             match generation.step(engine, sequence).map_err(generate_error)? {
-                Progress::Prompt { .. } => {}
+                Progress::Prompt { .. } | Progress::Picture { .. } => {}
                 Progress::Token { text, .. } => {
                     let parts = self.split(text);
                     self.take(parts)?;

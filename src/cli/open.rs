@@ -161,9 +161,11 @@ impl OpenModel {
             Some(file) => within_this_pc(read_machine(file)?, &here),
             None => here.clone(),
         };
+        let vision = compute.wishes.vision_file.as_ref().map(ModelFiles::open).transpose()?.map(Arc::new);
         let launch = Launch {
             files: Arc::clone(&self.files),
             model: Arc::clone(&self.model),
+            vision,
             machine: machine.clone(),
             limits: limits(compute, &opening)?,
             options: OpenOptions {

@@ -55,9 +55,6 @@ pub struct PlanArgs {
     /// GGUF file or sheet of the draft block, where the model has none inside
     #[arg(long, value_name = "FILE")]
     draft_file: Option<PathBuf>,
-    /// GGUF file or sheet of the vision encoder
-    #[arg(long, value_name = "FILE")]
-    vision_file: Option<PathBuf>,
     /// Explain one row: cpu/kv-cache, ram/process
     #[arg(long, value_name = "ROW", conflicts_with = "json")]
     why: Option<String>,
@@ -127,8 +124,8 @@ fn plan_model(args: &PlanArgs, header: &ModelHeader) -> Result<PlanModel, CliErr
 
 /// Draft block and vision encoder from files of their own; an error names the file that it is in.
 fn add_companions(args: &PlanArgs, mut model: PlanModel) -> Result<PlanModel, CliError> {
-    let wishes = &args.wishes;
-    for (file, flag, wish) in [(&args.draft_file, "draft", &wishes.draft), (&args.vision_file, "vision", &wishes.vision)] {
+    let flags = args.wishes.flags();
+    for (file, flag, wish) in [(&args.draft_file, "draft", flags.draft), (&args.wishes.vision_file, "vision", flags.vision)] {
         let Some(path) = file else { continue };
         let header = read_header(path)?;
         let added = if flag == "draft" { model.add_draft(&header) } else { model.add_vision(&header) };

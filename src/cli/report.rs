@@ -42,6 +42,8 @@ pub struct MemoryReport {
     pub scratch_bytes: u64,
     /// RAM of experts that no device holds, with what computes them.
     pub experts_bytes: u64,
+    /// RAM of the vision encoder.
+    pub vision_bytes: u64,
     /// The process as the system counts it.
     pub resident_bytes: Option<u64>,
     pub peak_bytes: Option<u64>,
@@ -56,6 +58,7 @@ impl MemoryReport {
             work_bytes: planned.work_bytes,
             scratch_bytes: planned.scratch_bytes,
             experts_bytes: planned.experts_bytes,
+            vision_bytes: planned.vision_bytes,
             resident_bytes: process.map(|p| p.resident_bytes),
             peak_bytes: process.map(|p| p.peak_bytes),
         }
@@ -63,8 +66,8 @@ impl MemoryReport {
 
     /// The system's count, or what was planned where it does not tell.
     fn used_bytes(&self) -> u64 {
-        self.resident_bytes
-            .unwrap_or(self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes + self.experts_bytes)
+        let arenas = self.weights_bytes + self.state_bytes + self.work_bytes + self.scratch_bytes;
+        self.resident_bytes.unwrap_or(arenas + self.experts_bytes + self.vision_bytes)
     }
 }
 

@@ -48,9 +48,15 @@ pub struct WishArgs {
     /// Tokens that are drafted at a time
     #[arg(long, value_name = "N")]
     pub draft_window: Option<u32>,
-    /// Make room for the vision encoder: on, off
+    /// Read pictures: on, off [default: on where --vision-file is given]
     #[arg(long, value_name = "ON|OFF")]
     pub vision: Option<String>,
+    /// GGUF file of the vision encoder that belongs to the model (mmproj-....gguf)
+    #[arg(long, visible_alias = "mmproj", value_name = "FILE")]
+    pub vision_file: Option<PathBuf>,
+    /// Most tokens of one picture; larger ones are scaled down [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub vision_tokens: Option<u32>,
 }
 
 impl WishArgs {
@@ -58,7 +64,8 @@ impl WishArgs {
         PlanFlags {
             draft: self.draft.clone(),
             draft_window: self.draft_window,
-            vision: self.vision.clone(),
+            vision: self.vision.clone().or_else(|| self.vision_file.as_ref().map(|_| "on".into())),
+            vision_tokens: self.vision_tokens,
             device: self.device.clone(),
             reserve: self.reserve.clone(),
             expert_slots: self.expert_slots,

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use super::{Engine, EngineError, Want};
+use super::{Engine, EngineError, Look, Want};
 use crate::experts::TierStats;
 use crate::model::Dims;
+use crate::picture::{Placed, Span};
 use crate::sample::{LogitMask, SampleError, Sampled, Sampler, SamplingParams, StopMatcher, TokenLogprob};
-use crate::state::{Sequence, common_prefix};
+use crate::state::{Sequence, Text, common_prefix};
 use crate::tokenizer::{ShowSpecial, TokenStream, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -77,6 +78,8 @@ impl Finish {
 pub enum Progress {
     /// A part of the prompt was read: `done` of its tokens are in the sequence.
     Prompt { done: usize, total: usize },
+    /// A picture of the prompt is being looked at: `done` of the steps are taken.
+    Picture { number: usize, done: usize, total: usize },
     /// A token was chosen; `text` is what is certain now, often empty inside a character or a possible stop text.
     Token { id: TokenId, text: String },
     /// The end, with the text that was held back until now. Every further step gives this again, without text.
@@ -90,6 +93,9 @@ pub struct GenerationStats {
     /// Tokens of the prompt that the sequence held already.
     pub reused_tokens: usize,
     pub prompt_time: Duration,
+    /// Pictures that were looked at for this answer, and the time that took, which the prompt's does not hold.
+    pub pictures: usize,
+    pub picture_time: Duration,
     pub generated_tokens: usize,
     /// One-token windows that were computed; the first token comes with the prompt.
     pub decode_steps: usize,
@@ -154,6 +160,11 @@ pub struct Generation<'a> {
     stops: StopMatcher,
     options: GenerateOptions,
     prompt: Vec<TokenId>,
+    /// The pictures of the prompt, and where they stand.
+    pictures: Vec<Placed>,
+    spans: Vec<Span>,
+    /// Of these, how many need no looking at any more before they are read.
+    looked: usize,
     generated: Vec<TokenId>,
     /// The next token's scores, once the prompt is read.
     logits: Vec<f32>,
@@ -200,11 +211,24 @@ impl<'a> Generation<'a> {
             finish: None,
             stats: GenerationStats { prompt_tokens: prompt.len(), ..GenerationStats::default() },
             prompt,
+            pictures: Vec::new(),
+            spans: Vec::new(),
+            looked: 0,
             mask: None,
             mask_is_on: false,
             forced: VecDeque::new(),
             sampled: None,
         })
+    }
+
+    /// The pictures of the prompt, which [`Engine::check_pictures`] has passed.
+    pub fn show(&mut self, pictures: Vec<Placed>) {
+        self.spans = pictures.iter().map(Placed::span).collect();
+        self.pictures = pictures;
+    }
+
+    fn prompt_text(&self) -> Text<'_> {
+        Text { tokens: &self.prompt, pictures: &self.spans }
     }
 
     /// Takes the sequence back to what it has in common with the prompt, so that only the rest must be read. Returns the
@@ -213,7 +237,7 @@ impl<'a> Generation<'a> {
     /// # Errors
     /// A device error while a checkpoint is copied back.
     pub fn rewind(&mut self, engine: &mut Engine, sequence: &mut Sequence) -> Result<usize, EngineError> {
-        let wanted = common_prefix(sequence.tokens(), &self.prompt).min(self.prompt.len().saturating_sub(1));
+        let wanted = common_prefix(sequence.text(), self.prompt_text()).min(self.prompt.len().saturating_sub(1));
         self.stats.reused_tokens = engine.rollback(sequence, wanted)?;
         Ok(self.stats.reused_tokens)
     }
@@ -307,13 +331,63 @@ impl<'a> Generation<'a> {
         let start = Instant::now();
         let before = engine.tier_stats();
         let reading = sequence.len() < self.prompt.len();
-        let result = if reading { self.read_prompt(engine, sequence) } else { self.produce(engine, sequence) };
-        *if reading { &mut self.stats.prompt_time } else { &mut self.stats.decode_time } += start.elapsed();
+        let (result, time) = if let Some(number) = self.next_picture(engine, sequence) {
+            (self.look(engine, number), &mut self.stats.picture_time)
+        } else if reading {
+            (self.read_prompt(engine, sequence), &mut self.stats.prompt_time)
+        } else {
+            (self.produce(engine, sequence), &mut self.stats.decode_time)
+        };
+        *time += start.elapsed();
         self.add_tiers(engine.tier_stats().zip(before).map(|(now, before)| now - before));
         match result {
             Err(GenerateError::Engine(error)) if error.is_interruption() => Ok(self.end(Finish::Interrupted)),
             other => other,
         }
+    }
+
+    /// Whether the next step looks at a picture.
+    pub fn is_looking(&self, engine: &Engine, sequence: &Sequence) -> bool {
+        self.unseen(engine, sequence).is_some()
+    }
+
+    /// Where the next piece of the prompt ends, marks apart.
+    fn chunk_end(&self, engine: &Engine, sequence: &Sequence) -> usize {
+        (sequence.len() + engine.prompt_step_tokens()).min(self.prompt.len())
+    }
+
+    /// The number of a picture that the next piece of the prompt needs rows of and that has not been looked at. Each is looked at
+    /// ahead once: if its rows are gone again when they are needed, feeding looks once more.
+    fn unseen(&self, engine: &Engine, sequence: &Sequence) -> Option<usize> {
+        let end = self.chunk_end(engine, sequence);
+        let needed = |span: &Span| span.at < end && span.range().end > sequence.len();
+        let numbers = (self.looked..self.spans.len()).filter(|number| needed(&self.spans[*number]));
+        numbers.into_iter().find(|number| !engine.has_seen(&self.pictures[*number]))
+    }
+
+    /// The same, counting those whose rows are there.
+    fn next_picture(&mut self, engine: &mut Engine, sequence: &Sequence) -> Option<usize> {
+        let unseen = self.unseen(engine, sequence);
+        let end = self.chunk_end(engine, sequence);
+        let behind = self.spans.iter().filter(|span| span.at < end).count();
+        let passed = self.looked..unseen.unwrap_or(behind).max(self.looked);
+        let reused = self.spans[passed.clone()].iter().filter(|span| span.range().end > sequence.len()).count();
+        engine.count_reused(reused);
+        self.looked = passed.end;
+        unseen
+    }
+
+    /// One step of looking at a picture.
+    fn look(&mut self, engine: &mut Engine, number: usize) -> Result<Progress, GenerateError> {
+        let (done, total) = match engine.look(&self.pictures[number])? {
+            Look::Going { done, total } => (done, total),
+            Look::Done => {
+                self.looked = number + 1;
+                self.stats.pictures += 1;
+                (1, 1)
+            }
+        };
+        Ok(Progress::Picture { number, done, total })
     }
 
     /// Reads up to a chunk, a checkpoint or the end of the prompt.
@@ -324,14 +398,14 @@ impl<'a> Generation<'a> {
             // Told before anything is computed.
             return Err(EngineError::ContextFull { length: done, added: total - done, capacity }.into());
         }
-        let chunk_end = done + engine.prompt_step_tokens();
+        let chunk_end = self.chunk_end(engine, sequence);
         // Where nothing would be remembered, a mark is no reason to cut a window.
         let remembers = engine.is_recurrent() && self.options.max_checkpoints > 0;
         let mark = self.options.checkpoints.iter().copied().find(|length| remembers && *length > done);
         let end = chunk_end.min(mark.unwrap_or(total)).min(total);
         let want = if end == total { Want::Last } else { Want::Nothing };
         let logits = &mut self.logits;
-        engine.feed(sequence, &self.prompt[done..end], want, &mut |_, row| copy_row(logits, row))?;
+        engine.feed_seeing(sequence, &self.prompt[done..end], &self.pictures, want, &mut |_, row| copy_row(logits, row))?;
         if mark == Some(end) {
             engine.checkpoint(sequence)?;
             sequence.keep_checkpoints(self.options.max_checkpoints);

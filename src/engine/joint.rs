@@ -51,7 +51,7 @@ impl Engine {
     /// Adds one token to each sequence and computes them together. `see` gets the scores after the token of the n-th.
     ///
     /// # Errors
-    /// A full context or an unknown token leave all sequences as they were. Any other error empties all of them.
+    /// A full context, an unknown token or half a picture leave all sequences as they were. Any other error empties all of them.
     pub fn feed_each(&mut self, feeds: &mut [Fed<'_>], see: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), EngineError> {
         let (capacity, vocab) = (self.options.context as usize, self.dims().vocab);
         for (sequence, token) in feeds.iter() {
@@ -62,8 +62,14 @@ impl Engine {
                 return Err(EngineError::NoSuchToken { token: *token, vocab });
             }
         }
+        if let Some((sequence, _)) = feeds.iter().find(|(sequence, _)| sequence.unfinished().is_some()) {
+            let problem = "half of it has been read, and a token was to follow".into();
+            return Err(EngineError::Picture { number: sequence.text().pictures.len(), problem });
+        }
         self.rows.clear();
+        self.earlier.clear();
         for (sequence, token) in feeds.iter_mut() {
+            sequence.earlier(sequence.len(), &mut self.earlier);
             sequence.advance(&[*token], &mut self.rows);
         }
         let result = self.run_each(feeds, see);
@@ -78,9 +84,9 @@ impl Engine {
 
     fn run_each(&mut self, feeds: &[Fed<'_>], see: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), EngineError> {
         let window_rows = self.joint_rows();
-        let Engine { model, embedding, ngram, pipeline, rows, outputs, .. } = self;
+        let Engine { model, embedding, ngram, pipeline, rows, outputs, earlier, .. } = self;
         let windows: Vec<Window<'_>> =
-            rows.chunks(window_rows).map(|rows| Window { rows, outputs: &outputs[..rows.len()] }).collect();
+            rows.chunks(window_rows).map(|rows| Window { rows, outputs: &outputs[..rows.len()], earlier }).collect();
         let mut inputs = JointInputs { embedding, ngram, scale: model.config.embedding_scale(), feeds, window_rows };
         let width = model.dims().output_width() as usize;
         let mut see_window = |window: usize, scores: &mut [f32]| {

@@ -1,6 +1,7 @@
 //! Opens a model on devices and feeds tokens to sequences. Knows nothing of HTTP or of the command line.
 
 mod embed;
+mod feed;
 mod generate;
 mod joint;
 mod load;
@@ -9,10 +10,11 @@ mod park;
 mod process;
 pub mod service;
 mod tables;
+mod vision;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use thiserror::Error;
 
@@ -22,15 +24,17 @@ pub use load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_
 pub use park::Parked;
 pub use process::{ProcessMemory, available_memory_bytes, process_memory};
 pub use tables::RowTable;
+pub use vision::{BuiltVision, Look, VisionOptions, VisionPlace, VisionStats};
 
+use self::vision::Vision;
 use crate::backend::cpu::{CpuOptions, Mode};
 use crate::backend::{Backend, BackendError, DeviceFacts, MemoryReport};
 use crate::experts::{ExpertError, ExpertOptions, Experts, TierStats};
 use crate::gguf::{GgufError, ModelFiles};
 use crate::model::{Dims, Model, ModelError, NgramConfig, StageOptions, Tensors};
 use crate::picture::Preprocess;
-use crate::program::{KvFormat, Row, ShapeClass, Stage, decode_row_bytes};
-use crate::schedule::{Pipeline, ScheduleError, Watch, Window, WindowInputs};
+use crate::program::{Earlier, KvFormat, MAX_BLOCK_TOKENS, Row, ShapeClass, Stage, decode_row_bytes};
+use crate::schedule::{Pipeline, ScheduleError};
 use crate::state::{Checkpoint, Restore, Sequence};
 use crate::units::TokenId;
 
@@ -55,6 +59,8 @@ pub enum EngineError {
     ContextFull { length: usize, added: usize, capacity: usize },
     #[error("token {token} is not in the vocabulary of {vocab} tokens")]
     NoSuchToken { token: TokenId, vocab: u32 },
+    #[error("picture {number} of the prompt: {problem}")]
+    Picture { number: usize, problem: String },
     #[error("the layer split {split} does not hold the model's {layers} layers in order")]
     Split { split: String, layers: u32 },
     #[error("interrupted")]
@@ -102,8 +108,10 @@ pub struct OpenOptions {
     /// Of these, how many of the last of each layer lie on bytes that buffers of prompts use as well; `None`: none.
     pub lent_slots: Option<Vec<u32>>,
     pub experts: ExpertOptions,
-    /// How the processor computes experts that no device holds.
+    /// How the processor computes experts that no device holds, and reads pictures.
     pub host: CpuOptions,
+    /// The encoder that reads pictures.
+    pub vision: Option<VisionOptions>,
     /// Set by others to stop loading and computing.
     pub cancel: Arc<AtomicBool>,
 }
@@ -122,6 +130,7 @@ impl Default for OpenOptions {
             lent_slots: None,
             experts: ExpertOptions::default(),
             host: CpuOptions::new(Mode::Fast),
+            vision: None,
             cancel: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -178,6 +187,8 @@ pub struct MemoryUse {
     pub scratch_bytes: u64,
     /// RAM of experts that no device holds, with what computes them.
     pub experts_bytes: u64,
+    /// Arenas and scratch of the encoder that reads pictures.
+    pub vision_bytes: u64,
 }
 
 /// A model on its devices.
@@ -186,12 +197,14 @@ pub struct Engine {
     pipeline: Pipeline,
     embedding: RowTable,
     ngram: Option<(NgramConfig, RowTable)>,
+    vision: Option<Vision>,
     options: OpenOptions,
     recurrent: bool,
     free_slots: Vec<u32>,
     rows: Vec<Row>,
     /// 0, 1, 2, ...: wanted rows of a window are a piece of it.
     outputs: Vec<u32>,
+    earlier: Vec<Earlier>,
     guards: Vec<Box<dyn Send>>,
 }
 
@@ -217,43 +230,6 @@ fn check_layers(ranges: &[std::ops::Range<u32>], layers: u32) -> Result<(), Engi
     }
     let split: Vec<String> = ranges.iter().map(|r| format!("{}-{}", r.start, r.end.wrapping_sub(1))).collect();
     Err(EngineError::Split { split: split.join(","), layers })
-}
-
-/// What the host gathers for the windows of a feed.
-struct Gather<'a> {
-    embedding: &'a mut RowTable,
-    ngram: &'a mut Option<(NgramConfig, RowTable)>,
-    scale: f32,
-    history: &'a [TokenId],
-    /// Index of the first token fed.
-    first: usize,
-    chunk: usize,
-    options: &'a OpenOptions,
-}
-
-impl Gather<'_> {
-    fn range(&self, window: usize) -> std::ops::Range<usize> {
-        let start = self.first + window * self.chunk;
-        start..(start + self.chunk).min(self.history.len())
-    }
-}
-
-impl WindowInputs for Gather<'_> {
-    fn embedding(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
-        if self.options.cancel.load(Ordering::Relaxed) {
-            return Err(ScheduleError::Interrupted);
-        }
-        let ids = self.history[self.range(window)].iter().map(|t| u64::from(t.0));
-        Ok(self.embedding.gather(ids, self.scale, to)?)
-    }
-
-    fn ngram(&mut self, window: usize, to: &mut [f32]) -> Result<(), ScheduleError> {
-        let indices = self.range(window);
-        match &mut self.ngram {
-            Some((config, table)) => Ok(table.gather_ngrams(config, self.history, indices, to)?),
-            None => Ok(()),
-        }
-    }
 }
 
 impl Engine {
@@ -292,17 +268,19 @@ impl Engine {
             Ok(BuiltStage { layers, stage: Arc::new(stage), backend })
         };
         let built = placements.into_iter().map(build).collect::<Result<_, ModelError>>()?;
-        Engine::open_built(Arc::clone(&files), Arc::clone(&model), built, options, progress)
+        let vision = options.vision.clone();
+        let vision = vision.map(|v| BuiltVision::new(v, &model, VisionPlace::Processor(options.host.clone()))).transpose()?;
+        Engine::open_built(Arc::clone(&files), Arc::clone(&model), (built, vision), options, progress)
     }
 
-    /// As [`Engine::open_split`], with stages that were built before.
+    /// As [`Engine::open_split`], with stages and an encoder that were built before.
     ///
     /// # Errors
     /// As [`Engine::open_split`].
     pub fn open_built(
         files: Arc<ModelFiles>,
         model: Arc<Model>,
-        built: Vec<BuiltStage>,
+        (built, vision): (Vec<BuiltStage>, Option<BuiltVision>),
         options: OpenOptions,
         progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Engine, EngineError> {
@@ -310,7 +288,8 @@ impl Engine {
         check_layers(&layers, model.dims().layers)?;
         let recurrent = built.iter().flat_map(|b| &b.stage.states).any(|s| !s.kind.truncates());
         let (mut runners, mut experts) = open::take_memory(&files, built, &options)?;
-        open::load(&files, &mut runners, experts.as_mut(), &options, progress)?;
+        let mut vision = vision.map(BuiltVision::open).transpose()?;
+        open::load(&files, &mut runners, experts.as_mut(), vision.as_mut(), &options, progress)?;
         if let Some(experts) = &mut experts {
             experts.measure(&mut open::devices(&mut runners))?;
         }
@@ -324,6 +303,8 @@ impl Engine {
         Ok(Engine {
             embedding: table("token_embd.weight")?,
             ngram,
+            vision,
+            earlier: Vec::with_capacity((options.slots * MAX_BLOCK_TOKENS) as usize),
             pipeline,
             recurrent,
             free_slots: (0..options.slots).rev().collect(),
@@ -365,7 +346,9 @@ impl Engine {
     }
 
     pub fn memory(&self) -> MemoryUse {
-        let mut sum = MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0, experts_bytes: 0 };
+        let mut sum =
+            MemoryUse { weights_bytes: 0, state_bytes: 0, work_bytes: 0, scratch_bytes: 0, experts_bytes: 0, vision_bytes: 0 };
+        sum.vision_bytes = self.vision.as_ref().map(|v| v.backend().memory()).map_or(0, |m| m.arenas_bytes + m.scratch_bytes);
         sum.experts_bytes = self.pipeline.experts.as_ref().map_or(0, Experts::host_bytes);
         for s in &self.pipeline.stages {
             let MemoryReport { scratch_bytes, .. } = s.backend.memory();
@@ -379,12 +362,13 @@ impl Engine {
 
     /// How pictures shall be that a prompt brings; `None` where no vision encoder is open.
     pub fn vision(&self) -> Option<&Preprocess> {
-        None
+        self.vision.as_ref().map(Vision::preprocess)
     }
 
     /// Allocations of the devices after everything was loaded: 0, or there is a defect.
     pub fn late_allocations(&self) -> u64 {
-        self.pipeline.stages.iter().map(|s| s.backend.memory().late_allocations).sum()
+        let vision = self.vision.iter().map(|v| v.backend().memory().late_allocations);
+        self.pipeline.stages.iter().map(|s| s.backend.memory().late_allocations).chain(vision).sum()
     }
 
     /// What the tiers did so far; `None` where devices hold all experts.
@@ -404,7 +388,8 @@ impl Engine {
     pub fn start(&mut self) -> Result<Sequence, EngineError> {
         let slot = self.free_slots.pop().ok_or(EngineError::NoSlot { slots: self.options.slots })?;
         let versions = self.recurrent.then_some(self.options.undo_tokens + 1);
-        let sequence = Sequence::new(slot, versions, self.options.context as usize);
+        let picture_token = self.model.config.pictures().and_then(|places| places.token);
+        let sequence = Sequence::new(slot, versions, self.options.context as usize).with_picture_token(picture_token);
         self.pipeline.clear(slot, 0)?;
         Ok(sequence)
     }
@@ -412,87 +397,6 @@ impl Engine {
     /// Gives a sequence's slot back.
     pub fn end(&mut self, sequence: Sequence) {
         self.free_slots.push(sequence.slot);
-    }
-
-    /// Reads `tokens` into the sequence, in windows of at most a prompt chunk. `see` gets each wanted row of logits (of an
-    /// embedding model, of normed residuals) with the index of its token.
-    ///
-    /// # Errors
-    /// A full context or an unknown token leave the sequence as it was. Any other error empties it.
-    pub fn feed(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[TokenId],
-        want: Want,
-        see: &mut dyn FnMut(usize, &mut [f32]),
-    ) -> Result<(), EngineError> {
-        self.feed_watched(sequence, tokens, want, see, None)
-    }
-
-    /// As [`Engine::feed`]. With a `watch` every step runs on its own and shows what it wrote, which is slow.
-    ///
-    /// # Errors
-    /// As [`Engine::feed`].
-    pub fn feed_watched(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[TokenId],
-        want: Want,
-        see: &mut dyn FnMut(usize, &mut [f32]),
-        watch: Option<&mut Watch<'_>>,
-    ) -> Result<(), EngineError> {
-        let capacity = self.options.context as usize;
-        if sequence.len() + tokens.len() > capacity {
-            return Err(EngineError::ContextFull { length: sequence.len(), added: tokens.len(), capacity });
-        }
-        let vocab = self.dims().vocab;
-        if let Some(token) = tokens.iter().find(|t| t.0 >= vocab) {
-            return Err(EngineError::NoSuchToken { token: *token, vocab });
-        }
-        let result = self.run_windows(sequence, tokens, want, see, watch);
-        if result.is_err() {
-            sequence.abandon();
-            self.pipeline.clear(sequence.slot, 0)?;
-        }
-        result
-    }
-
-    fn run_windows(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[TokenId],
-        want: Want,
-        see: &mut dyn FnMut(usize, &mut [f32]),
-        watch: Option<&mut Watch<'_>>,
-    ) -> Result<(), EngineError> {
-        let first = sequence.len();
-        let chunk = self.chunk_tokens(want);
-        self.rows.clear();
-        for tokens in tokens.chunks(chunk) {
-            sequence.advance(tokens, &mut self.rows);
-        }
-        let Engine { model, embedding, ngram, pipeline, rows, outputs, options, .. } = self;
-        let last = tokens.len().div_ceil(chunk).saturating_sub(1);
-        let cut = |(i, rows)| Window { rows, outputs: &outputs[want.of_window(rows.len(), i == last)] };
-        let mut inputs =
-            Gather { embedding, ngram, scale: model.config.embedding_scale(), history: sequence.tokens(), first, chunk, options };
-        let width = model.dims().output_width() as usize;
-        let mut see_window = |i: usize, outputs: &mut [f32]| {
-            let start = if want == Want::All { i * chunk } else { tokens.len() - 1 };
-            for (row, index) in outputs.chunks_mut(width).zip(first + start..) {
-                see(index, row);
-            }
-        };
-        // The common case, a single window, takes no memory.
-        if last == 0 {
-            let windows = [cut((0, rows.as_slice()))];
-            let windows = if tokens.is_empty() { &windows[..0] } else { &windows };
-            pipeline.run(windows, &mut inputs, &mut see_window, watch)?;
-        } else {
-            let windows: Vec<Window<'_>> = rows.chunks(chunk).enumerate().map(cut).collect();
-            pipeline.run(&windows, &mut inputs, &mut see_window, watch)?;
-        }
-        Ok(())
     }
 
     /// Tokens of a window when `want` of its rows are wanted.

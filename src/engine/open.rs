@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::load::{LoadProgress, Tiered, experts_bytes, load_bytes, load_card, load_ram, load_stage};
+use super::vision::Vision;
 use super::{BuiltStage, EngineError, OpenOptions};
 use crate::backend::{ArenaSizes, Backend, BackendError};
 use crate::experts::{ExpertPlan, Experts};
@@ -51,12 +52,14 @@ pub fn load(
     files: &ModelFiles,
     runners: &mut [StageRunner],
     experts: Option<&mut Experts>,
+    vision: Option<&mut Vision>,
     options: &OpenOptions,
     progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<(), EngineError> {
     let tiered = Tiered::of(experts.as_deref());
     let of_stages: u64 = runners.iter().map(|runner| load_bytes(&runner.stage, &tiered)).sum();
-    let total_bytes = of_stages + experts.as_deref().map_or(0, |experts| experts_bytes(experts, runners.len()));
+    let of_vision = vision.as_deref().map_or(0, Vision::load_bytes);
+    let total_bytes = of_stages + of_vision + experts.as_deref().map_or(0, |experts| experts_bytes(experts, runners.len()));
     let mut before_bytes = 0;
     for StageRunner { backend, stage, .. } in runners.iter_mut() {
         let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
@@ -76,6 +79,10 @@ pub fn load(
             load_card(files, experts, (i, stage), backend.as_mut(), &options.cancel, &mut advance)?;
             before_bytes += last_bytes;
         }
+    }
+    if let Some(vision) = vision {
+        let mut advance = |p: LoadProgress| progress(LoadProgress { done_bytes: before_bytes + p.done_bytes, total_bytes });
+        vision.load(&options.cancel, &mut advance)?;
     }
     Ok(())
 }

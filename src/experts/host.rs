@@ -170,7 +170,7 @@ impl Host {
             let slice = |buffer| stage.programs[program].buffer_slice(buffer, count);
             backend.upload(slice(ports.x), bytemuck::cast_slice(&window.x[rows.start * width..rows.end * width]))?;
             backend.upload(slice(ports.ids), bytemuck::cast_slice(&window.ids[rows.start * used..rows.end * used]))?;
-            let params = RunParams { rows: &window.rows[rows.clone()], outputs: &[] };
+            let params = RunParams { rows: &window.rows[rows.clone()], outputs: &[], earlier: &[] };
             let ticket = backend.run(prepared, 0, &params)?;
             backend.wait(ticket)?;
             let out = slice(ports.out);

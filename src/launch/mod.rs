@@ -20,13 +20,13 @@ use devices::Opener;
 
 use crate::backend::cpu::CpuOptions;
 use crate::backend::{ArenaSizes, CardUse, Faults, Finder};
-use crate::engine::{BuiltStage, Engine, EngineError, LoadProgress, OpenOptions};
+use crate::engine::{BuiltStage, BuiltVision, Engine, EngineError, LoadProgress, OpenOptions, VisionOptions, VisionPlace};
 use crate::experts::{ExpertOptions, PinOptions};
 use crate::gguf::ModelFiles;
-use crate::model::{Model, StageOptions, Tensors};
+use crate::model::{MAX_PICTURE_TOKENS, MIN_PICTURE_TOKENS, Model, StageOptions, Tensors};
 use crate::plan::{
-    BackendKind, Capability, CardCheck, Consumer, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage, RamExperts,
-    Refusal, Settings, Size, StageArenas, StageScratch, Violation, plan, verify,
+    BackendKind, Capability, CardCheck, Consumer, KEPT_PICTURES, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage,
+    RamExperts, Refusal, Settings, Size, StageArenas, StageScratch, Violation, VisionArenas, plan, verify,
 };
 use crate::program::Stage;
 
@@ -34,12 +34,13 @@ use crate::program::Stage;
 const _: () = assert!(crate::plan::MAX_STAGES == crate::schedule::MAX_STAGES);
 
 /// What the engine of this version can execute of what the planner can plan.
-pub const CAPABILITIES: [Capability; 5] = [
+pub const CAPABILITIES: [Capability; 6] = [
     Capability::SeveralStages,
     Capability::Checkpoints,
     Capability::QuantisedKv,
     Capability::ExpertSlots,
     Capability::DiskExperts,
+    Capability::Vision,
 ];
 
 /// What shall be opened, and how.
@@ -47,6 +48,8 @@ pub const CAPABILITIES: [Capability; 5] = [
 pub struct Launch {
     pub files: Arc<ModelFiles>,
     pub model: Arc<Model>,
+    /// The file of the vision encoder.
+    pub vision: Option<Arc<ModelFiles>>,
     pub machine: Machine,
     pub limits: Limits,
     /// Context, chunk and cache type are those of the plan.
@@ -86,23 +89,52 @@ pub struct Launched {
 /// A refusal with its reasons before anything was taken, or an allocation that failed against the plan; then everything has
 /// been given back.
 pub fn open_planned(launch: Launch, audience: &mut dyn Audience) -> Result<Launched, LaunchError> {
-    let Launch { files, model, mut machine, limits, options, cpu, locks, finders, faults, in_use } = launch;
+    let Launch { files, model, vision, mut machine, limits, options, cpu, locks, finders, faults, in_use } = launch;
     let mut drivers = Drivers::of(&machine, finders);
-    let facts = PlanModel::from_header(&ModelHeader::from(&*files))
-        .map_err(|source| LaunchError::Facts { file: files.name(), source })?;
+    let facts = facts(&files, vision.as_deref())?;
     let limits = with_windows(limits, &options);
     wait_for_cards(&mut machine, &limits, &SettlePolicy::default(), &mut drivers, audience);
     let lock = |plan: &Plan| locks.as_ref().map_or(Ok(vec![]), |folder| lock_cards(plan, &machine, folder, &files.name()));
     let options = OpenOptions { host: cpu.clone(), ..options };
+    let (limits, vision) = build_vision(&model, vision, limits, &cpu)?;
     let source = Source { facts: &facts, files: &files, model: &model, drivers: &drivers };
     let opener = Opener { cpu: &cpu, faults: &faults, in_use: &in_use, drivers: &drivers };
     let Settled { plan, options, built, locks, free_before } = settle(&source, &machine, &limits, &options, &opener, lock)?;
     audience.planned(&plan);
-    let opened = Engine::open_built(files, model, built, options, &mut |p| audience.loading(p));
+    let opened = Engine::open_built(files, model, (built, vision), options, &mut |p| audience.loading(p));
     let mut engine = opened.map_err(|e| LaunchError::of_open(e, &plan))?;
     locks.into_iter().for_each(|lock| engine.keep(Box::new(lock)));
     let cards = check_cards(&engine, &plan, &free_before);
     Ok(Launched { engine, plan, cards })
+}
+
+/// What the planner reads of the model's file and of the encoder's.
+fn facts(files: &ModelFiles, vision: Option<&ModelFiles>) -> Result<PlanModel, LaunchError> {
+    let wrong = |files: &ModelFiles, source| LaunchError::Facts { file: files.name(), source };
+    let mut facts = PlanModel::from_header(&ModelHeader::from(files)).map_err(|e| wrong(files, e))?;
+    if let Some(vision) = vision {
+        facts.add_vision(&ModelHeader::from(vision)).map_err(|e| wrong(vision, e))?;
+    }
+    Ok(facts)
+}
+
+/// The vision encoder, if pictures shall be read, and the wishes with what it needs: that depends on no plan.
+fn build_vision(
+    model: &Model,
+    files: Option<Arc<ModelFiles>>,
+    limits: Limits,
+    cpu: &CpuOptions,
+) -> Result<(Limits, Option<BuiltVision>), LaunchError> {
+    let asked = (MIN_PICTURE_TOKENS..=MAX_PICTURE_TOKENS).contains(&limits.vision_tokens) && limits.vision;
+    // Wishes that cannot be are the planner's to refuse.
+    let Some(files) = files.filter(|_| asked) else { return Ok((limits, None)) };
+    let kept_tokens = limits.vision_tokens * KEPT_PICTURES;
+    let options = VisionOptions { files, max_tokens: limits.vision_tokens, kept_tokens };
+    let built = BuiltVision::new(options, model, VisionPlace::Processor(cpu.clone())).map_err(LaunchError::Engine)?;
+    let failed = |e| LaunchError::Engine(EngineError::Backend(e));
+    let work_bytes = built.work_bytes().map_err(failed)?;
+    let arenas = VisionArenas { weights_bytes: built.weights_bytes(), work_bytes };
+    Ok((Limits { vision_arenas: Some(arenas), ..limits }, Some(built)))
 }
 
 /// The wishes with what the verb wants of windows, which no flag says.

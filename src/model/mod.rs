@@ -7,6 +7,7 @@ mod ngram;
 mod qwen4exp;
 mod rope;
 mod tensors;
+mod vision;
 
 use std::fmt;
 use std::ops::Range;
@@ -15,9 +16,11 @@ use thiserror::Error;
 
 pub use ngram::NgramConfig;
 pub use tensors::Tensors;
+pub use vision::{MAX_PICTURE_TOKENS, MIN_PICTURE_TOKENS, PlaceTable, VisionConfig};
 
 use crate::gguf::{GgufError, MetadataError, ModelFiles};
 use crate::program::{KvFormat, ShapeClass, SlotRoom, Stage};
+use crate::units::TokenId;
 
 /// A model file that cannot be run, with the key or tensor at fault.
 #[derive(Debug, Error)]
@@ -148,6 +151,13 @@ impl StageOptions {
     }
 }
 
+/// What a family makes of the places of a picture's tokens: positions by row and column, and one token id for n-grams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PicturePlaces {
+    /// What n-grams take for each of the picture's tokens; `None`: what the prompt holds there.
+    pub token: Option<TokenId>,
+}
+
 /// A part of the file that is recognised but not used by text generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extra {
@@ -167,6 +177,11 @@ pub trait Architecture: fmt::Debug + Send + Sync {
 
     /// The hashed n-gram embedding, for families that have one.
     fn ngram(&self) -> Option<&NgramConfig> {
+        None
+    }
+
+    /// How pictures stand in a text; `None` for families that read none.
+    fn pictures(&self) -> Option<PicturePlaces> {
         None
     }
 

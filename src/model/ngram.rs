@@ -14,6 +14,8 @@ pub struct NgramConfig {
     pub heads_per_ngram: u32,
     /// Ends the context of later tokens.
     pub eos: TokenId,
+    /// Stands for every token of a picture.
+    pub image: TokenId,
     /// One per position in the n-gram.
     pub multipliers: Vec<u64>,
     /// First table row of each head.
@@ -67,6 +69,7 @@ mod tests {
             ngram_size: 3,
             heads_per_ngram: 8,
             eos: TokenId(248044),
+            image: TokenId(248056),
             multipliers: vec![23703573157769, 20109073645365, 8052911324071],
             offsets,
             sizes,

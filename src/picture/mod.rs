@@ -1,7 +1,19 @@
-//! Pictures as plain data, between what decodes them and what looks at them. This room knows neither devices nor models: the
-//! engine says by [`Preprocess`] what its vision encoder wants, and gets [`Patches`].
+//! Pictures: from the bytes of a file to plain data for a vision encoder. This room knows neither devices nor models: the engine
+//! says by [`Preprocess`] what its encoder wants, and gets [`Patches`].
+
+mod decode;
+mod error;
+mod place;
+mod prepare;
+mod resize;
 
 use std::sync::Arc;
+
+pub use decode::{MAX_SIDE_PIXELS, MAX_UNPACKED_BYTES, Pixels, decode};
+pub use error::PictureError;
+pub use place::{PlaceError, place};
+pub use prepare::{MAX_RATIO, read_picture};
+pub use resize::resize;
 
 /// A picture's size in patches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -13,6 +25,16 @@ pub struct Grid {
 impl Grid {
     pub fn patches(self) -> usize {
         self.rows as usize * self.columns as usize
+    }
+
+    /// Row and column of every patch in the order in which patches lie in [`Patches::values`]: squares of `merge` x `merge` row by
+    /// row, and within each its patches row by row.
+    pub fn places(self, merge: u32) -> impl Iterator<Item = (u32, u32)> {
+        let merge = merge.max(1);
+        let squares = self.merged(merge);
+        let square = move |i: u32| (i / squares.columns * merge, i % squares.columns * merge);
+        let within = move |(y, x): (u32, u32)| (0..merge * merge).map(move |i| (y + i / merge, x + i % merge));
+        (0..squares.rows * squares.columns).map(square).flat_map(within)
     }
 
     /// The grid of tokens, of which each takes the place of `merge` x `merge` patches.
@@ -91,7 +113,32 @@ pub struct Placed {
     pub patches: Arc<Patches>,
 }
 
+/// Which picture stands where in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index of its first token.
+    pub at: usize,
+    /// Its tokens, row by row.
+    pub merged: Grid,
+    pub identity: Identity,
+}
+
+impl Span {
+    pub fn tokens(&self) -> usize {
+        self.merged.patches()
+    }
+
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.at..self.at + self.tokens()
+    }
+}
+
 impl Placed {
+    pub fn span(&self) -> Span {
+        let Patches { grid, merge, .. } = *self.patches;
+        Span { at: self.at, merged: grid.merged(merge), identity: self.patches.identity() }
+    }
+
     /// The places of the prompt that the picture takes.
     pub fn range(&self) -> std::ops::Range<usize> {
         self.at..self.at + self.patches.tokens()
@@ -101,6 +148,12 @@ impl Placed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patches_lie_in_squares() {
+        let places: Vec<_> = Grid { rows: 2, columns: 4 }.places(2).collect();
+        assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
+    }
 
     #[test]
     fn a_picture_takes_a_token_for_every_merged_square() {

@@ -83,7 +83,6 @@ consumers! {
     Head             "head"              Weights Always "output head";
     DraftWeights     "draft-weights"     Weights Always "draft block, dense and head";
     DraftExperts     "draft-experts"     Weights Always "draft block, experts";
-    VisionWeights    "vision-weights"    Weights Always "vision encoder";
     ExpertsInPlace   "experts-in-place"  Weights Always "experts, in place";
     KvCache          "kv-cache"          State   Always "keys and values";
     DraftKv          "draft-kv"          State   Always "keys and values of the draft block";
@@ -94,7 +93,6 @@ consumers! {
     SlotTables       "slot-tables"       State   Always "tables of expert slots";
     PromptWork       "prompt-work"       Work    Prompt "prompt buffers";
     KvWindow         "kv-window"         Work    Prompt "one layer's keys and values from RAM";
-    VisionWork       "vision-work"       Work    Prompt "vision buffers";
     LentSlots        "lent-slots"        Work    Decode "expert slots that prompt buffers lie on";
     DecodeWork       "decode-work"       Work    Decode "decode and verify buffers";
     KernelScratch    "kernel-scratch"    Scratch Always "scratch of the kernels";
@@ -111,6 +109,9 @@ consumers! {
     HostStaging      "host-staging"      Host    Always "pinned ring for experts and rows";
     LoadStaging      "load-staging"      Host    Load   "pinned buffers for loading";
     KvSpill          "kv-spill"          Host    Always "keys and values that are not resident";
+    VisionWeights    "vision-weights"    Host    Always "vision encoder";
+    VisionWork       "vision-work"       Host    Always "vision buffers";
+    VisionRows       "vision-rows"       Host    Always "rows of the last pictures";
     ExpertBuffers    "expert-buffers"    Host    Always "buffers of experts that the processor computes";
     RamExperts       "ram-experts"       Host    Always "experts in RAM";
     CardsInRam       "cards-in-ram"      Host    Always "cards whose memory is RAM";

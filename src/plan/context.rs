@@ -8,6 +8,7 @@ use super::refusal::Refusal;
 use super::rules::{self, CardRates, DriverBytes, HostRates, Notes};
 use super::size::MAX_SIZE_BYTES;
 use super::work::{self, WorkTable};
+use crate::model::{MAX_PICTURE_TOKENS, MIN_PICTURE_TOKENS};
 
 /// Index of a card in the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
@@ -185,8 +186,13 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
     }
     if limits.vision && model.vision.is_none() {
         return wrong(
-            "--vision on: no vision encoder is there; use --vision off ('strata plan' takes one by --vision-file)".into(),
+            "--vision on: no vision encoder is there; --vision-file names one (mmproj-....gguf), --vision off does without"
+                .into(),
         );
+    }
+    if !(MIN_PICTURE_TOKENS..=MAX_PICTURE_TOKENS).contains(&limits.vision_tokens) {
+        let tokens = limits.vision_tokens;
+        return wrong(format!("--vision-tokens {tokens} is outside {MIN_PICTURE_TOKENS} to {MAX_PICTURE_TOKENS}"));
     }
     let sizes = [("--reserve", limits.reserve), ("--cache-ram", Some(limits.cache_ram)), ("--ram-budget", limits.ram_budget)];
     if let Some((flag, _)) = sizes.into_iter().find(|(_, size)| size.is_some_and(|bytes| bytes > MAX_SIZE_BYTES)) {
@@ -201,6 +207,9 @@ fn check_limits(model: &PlanModel, machine: &Machine, limits: &Limits) -> Result
             "a context (-c) and --slots that take {:.0} TiB of state: no PC has that",
             state / (1u64 << 40) as f64
         ));
+    }
+    if limits.vision_arenas.is_some_and(|arenas| arenas.weights_bytes.max(arenas.work_bytes) > MAX_SIZE_BYTES) {
+        return wrong("a measured arena of the vision encoder is more than 1024 TiB, which no PC has".into());
     }
     if limits.scratch.iter().flatten().any(|s| s.card_bytes.max(s.host_bytes) > MAX_SIZE_BYTES) {
         return wrong("measured scratch is more than 1024 TiB, which no PC has".into());

@@ -23,7 +23,6 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
         Consumer::Head => "final norms and output matrix".into(),
         Consumer::DraftWeights => "the draft block without its experts, with its own head if it has one".into(),
         Consumer::DraftExperts => draft_experts(ctx),
-        Consumer::VisionWeights => "every tensor of the vision encoder".into(),
         Consumer::ExpertsInPlace => format!("all experts of layers {range}: the CPU reads them where they are loaded"),
         Consumer::KvCache => kv(ctx, layers, ctx.resident_cells),
         Consumer::DraftKv => format!("{slots} slot(s) x {} cells of the draft block, {}", ctx.cells, ctx.limits.kv.name()),
@@ -58,7 +57,6 @@ pub fn card_formula(ctx: &Context<'_>, stage: &SizedStage, chunk: u32, consumer:
             )
         }
         Consumer::KvWindow => format!("{} cells of one layer, {}", ctx.cells, ctx.limits.kv.name()),
-        Consumer::VisionWork => "buffers for the largest image (4,096 tokens of 4 patches)".into(),
         Consumer::ExpertSlots => slots_text(ctx, stage),
         Consumer::LentSlots => lent_text(stage),
         _ => consumer.text().into(),
@@ -179,6 +177,12 @@ fn lent_text(stage: &SizedStage) -> String {
     )
 }
 
+fn vision_work(ctx: &Context<'_>) -> String {
+    let (tokens, joined) = (ctx.limits.vision_tokens, ctx.model.vision.as_ref().map_or(0, |v| v.joined));
+    let what = if ctx.limits.vision_arenas.is_some() { "as the built program needs them, with scratch" } else { "by the widths" };
+    format!("buffers for a picture of --vision-tokens {} x {joined} patches, {what}", grouped(tokens.into()))
+}
+
 pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consumer: Consumer, pool: Pool) -> String {
     let rows = ctx.chunk_rows(sums.chunk);
     match consumer {
@@ -194,6 +198,14 @@ pub fn host_formula(ctx: &Context<'_>, sums: &LayoutSums, need: &HostNeed, consu
         Consumer::HostStaging => {
             format!("2 x {rows} rows gathered from the tables")
         }
+        Consumer::VisionWeights => "every tensor of the vision encoder, the learned places as f32".into(),
+        Consumer::VisionWork => vision_work(ctx),
+        Consumer::VisionRows => format!(
+            "{} pictures x --vision-tokens {} x {} floats x 4 B",
+            rules::KEPT_PICTURES,
+            grouped(ctx.limits.vision_tokens.into()),
+            ctx.model.width
+        ),
         Consumer::ExpertBuffers => format!(
             "inputs, hidden values and results of up to {} of {rows} rows at a time, a spare expert, {} reads of the disk",
             crate::experts::MOST_ROWS,

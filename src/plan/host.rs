@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::consumer::Consumer;
 use super::context::{Context, kv_cell_bytes};
-use super::limits::RamExperts;
+use super::limits::{RamExperts, VisionArenas};
 use super::machine::BackendKind;
 use super::model::{ExpertFacts, LayerFacts, Mixer};
 use super::rules;
@@ -204,6 +204,14 @@ fn fixed_need(ctx: &Context<'_>, sums: &LayoutSums) -> [u64; Consumer::COUNT] {
     add(Consumer::HostHandOff, sums.stages.saturating_sub(1) * 2 * streams);
     let gathered = u64::from(ctx.model.width) + ctx.model.ngram.map_or(0, |n| u64::from(n.floats_per_token));
     add(Consumer::HostStaging, 2 * rows * gathered * 4);
+    if let Some(vision) = ctx.model.vision.as_ref().filter(|_| ctx.limits.vision) {
+        let tokens = ctx.limits.vision_tokens;
+        let planned = VisionArenas { weights_bytes: vision.weights_bytes(), work_bytes: vision.work_bytes(tokens) };
+        let arenas = ctx.limits.vision_arenas.unwrap_or(planned);
+        add(Consumer::VisionWeights, arenas.weights_bytes);
+        add(Consumer::VisionWork, arenas.work_bytes);
+        add(Consumer::VisionRows, vision.kept_bytes(tokens, ctx.model.width));
+    }
     add(
         Consumer::ExpertBuffers,
         if sums.all_held && !(ctx.limits.watch_experts && ctx.model.experts_count() > 0) { 0 } else { expert_buffers(ctx, rows) },

@@ -156,6 +156,8 @@ pub struct Limits {
     pub draft: bool,
     pub draft_window: u32,
     pub vision: bool,
+    /// Most tokens of one picture; larger ones are scaled down.
+    pub vision_tokens: u32,
     /// Cards to use, all of them; `None`: chosen by the planner.
     pub devices: Option<Vec<String>>,
     /// Raises the floor of every card.
@@ -175,6 +177,8 @@ pub struct Limits {
     pub ram_experts: RamExperts,
     pub held_cards: HeldCards,
     pub workload: Workload,
+    /// What the built vision encoder needs, in place of the planner's own figures.
+    pub vision_arenas: Option<VisionArenas>,
     /// Rows of a decode window at least, whatever slots and drafts ask for.
     pub least_decode_rows: u32,
     /// Rows of a window whose scores are wanted, at most; `None`: those of every slot, all of them for embeddings that are a mean.
@@ -186,6 +190,17 @@ pub struct Limits {
     /// Scratch of the built stages, one a stage; only with an explicit split.
     pub scratch: Option<Vec<StageScratch>>,
 }
+
+/// Sizes of a vision encoder as its real program needs them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VisionArenas {
+    pub weights_bytes: u64,
+    /// Buffers and the scratch of the CPU's threads.
+    pub work_bytes: u64,
+}
+
+/// Tokens of the largest picture: about a million pixels, in which small print can be read.
+pub const DEFAULT_VISION_TOKENS: u32 = 1024;
 
 pub const DEFAULT_CONTEXT: u32 = 32_768;
 
@@ -199,6 +214,7 @@ impl Default for Limits {
             draft: false,
             draft_window: 3,
             vision: false,
+            vision_tokens: DEFAULT_VISION_TOKENS,
             devices: None,
             reserve: None,
             expert_slots: None,
@@ -210,6 +226,7 @@ impl Default for Limits {
             ram_experts: RamExperts::Auto,
             held_cards: HeldCards::Refuse,
             workload: Workload { prompt_tokens: 4096, answer_tokens: 512 },
+            vision_arenas: None,
             least_decode_rows: 1,
             outputs: None,
             undo_tokens: 0,
@@ -229,6 +246,7 @@ pub struct PlanFlags {
     pub draft: Option<String>,
     pub draft_window: Option<u32>,
     pub vision: Option<String>,
+    pub vision_tokens: Option<u32>,
     /// Comma-separated ids.
     pub device: Option<String>,
     pub reserve: Option<String>,
@@ -313,6 +331,7 @@ impl Limits {
         limits.layer_split = flags.layer_split.as_deref().filter(|v| *v != "auto").map(parse_layer_split).transpose()?;
         limits.devices =
             flags.device.as_deref().filter(|v| *v != "auto").map(|v| v.split(',').map(|id| id.trim().to_string()).collect());
+        limits.vision_tokens = flags.vision_tokens.unwrap_or(limits.vision_tokens);
         limits.slots = flags.slots.unwrap_or(limits.slots);
         limits.draft_window = flags.draft_window.unwrap_or(limits.draft_window);
         limits.expert_slots = flags.expert_slots;

@@ -28,8 +28,8 @@ pub use bounds::is_usable_rate;
 pub use consumer::{Arena, Consumer, Lifetime};
 pub use context::CardIndex;
 pub use limits::{
-    DEFAULT_CONTEXT, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas, StageScratch,
-    Workload, parse_layer_split,
+    DEFAULT_CONTEXT, DEFAULT_VISION_TOKENS, FlagError, HeldCards, KvType, LayerRange, Limits, PlanFlags, RamExperts, StageArenas,
+    StageScratch, VisionArenas, Workload, parse_layer_split,
 };
 pub use machine::{BackendKind, Card, Disk, DiskKind, DriverKind, Host, MACHINE_VERSION, Machine, MachineError, Os};
 pub use model::{
@@ -43,7 +43,7 @@ pub use refusal::{HeldCard, Refusal, RefusalKind};
 pub use remedy::{Remedy, largest_context};
 pub use report::{render_refusal, render_report, render_short, why};
 pub use rows::{Pool, PoolSheet, Row};
-pub use rules::{Assumption, JOINT_ROWS, MAX_STAGES, held_bytes};
+pub use rules::{Assumption, JOINT_ROWS, KEPT_PICTURES, MAX_STAGES, held_bytes};
 pub use sheet::{SHEET_VERSION, SheetError, read_sheet, write_sheet};
 pub use size::{MAX_SIZE_BYTES, Size, SizeError};
 pub use verify::{Violation, verify};

@@ -36,6 +36,8 @@ pub struct Settings {
     pub draft: bool,
     pub draft_window: u32,
     pub vision: bool,
+    /// Most tokens of one picture.
+    pub vision_tokens: u32,
     pub ram_experts: RamExperts,
 }
 
@@ -317,6 +319,7 @@ fn build(ctx: &Context<'_>, supplies: &HostSupplies, best: &Layout, found: &sear
         draft: limits.draft,
         draft_window: limits.draft_window,
         vision: limits.vision,
+        vision_tokens: limits.vision_tokens,
         ram_experts: need.ram_experts,
     };
     let held_experts = stages.iter().flat_map(|s| &s.option.held).map(|n| u64::from(*n)).sum();

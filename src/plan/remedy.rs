@@ -73,6 +73,7 @@ fn flags_between(from: &Limits, to: &Limits) -> Vec<String> {
     flag(from.prefill != to.prefill, to.prefill.map_or("--prefill auto".into(), |c| format!("--prefill {c}")));
     flag(from.slots != to.slots, format!("--parallel {}", to.slots));
     flag(from.draft != to.draft, format!("--draft {}", on_off(to.draft)));
+    flag(from.vision_tokens != to.vision_tokens, format!("--vision-tokens {}", to.vision_tokens));
     flag(from.vision != to.vision, format!("--vision {}", on_off(to.vision)));
     let devices = to.devices.as_ref().map_or("auto".into(), |ids| ids.join(","));
     flag(from.devices != to.devices, format!("--device {devices}"));

@@ -20,7 +20,7 @@ pub fn render_report(plan: &Plan) -> String {
         s.slots,
         s.kv.name(),
         grouped(s.chunk.into()),
-        if s.vision { "on" } else { "off" }
+        if s.vision { format!("on, {} tokens a picture at most", grouped(s.vision_tokens.into())) } else { "off".into() }
     );
     let _ = writeln!(out, "layers: {} ({})", plan.split_text(), plan.split_why);
     if plan.experts > 0 {

@@ -244,6 +244,9 @@ pub const LOAD_STAGING_BYTES: u64 = 2 * 64 * MIB;
 /// Most cards that one model can be spread over: more than a PC has slots for. The scheduler has room for as many.
 pub const MAX_STAGES: usize = 16;
 
+/// Pictures whose rows are kept, so that the next turn of a conversation need not look again: as many as people show at a time.
+pub const KEPT_PICTURES: u32 = 4;
+
 /// Cap on what a user can ask for, so that products stay inside 64 bits.
 pub const MAX_CONTEXT: u32 = 1 << 24;
 pub const MAX_SLOTS: u32 = 256;

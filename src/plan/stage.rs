@@ -249,7 +249,7 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
     bytes.add(Consumer::ModuleCode, facts.driver.modules, 0);
     bytes.add(Consumer::LibraryWorkspace, facts.driver.library, 0);
     bytes.add(Consumer::Graphs, facts.driver.graphs, 0);
-    let (first, last) = (range.start == 0, range.end as usize == ctx.layers());
+    let last = range.end as usize == ctx.layers();
     for layer in &ctx.model.layers[range.indices()] {
         bytes.add(Consumer::DenseWeights, layer.dense_bytes(ctx.cells), layer.dense.largest_bytes);
         if let Some(experts) = layer.experts.as_ref().filter(|_| facts.in_place) {
@@ -277,10 +277,6 @@ fn fixed_bytes(ctx: &Context<'_>, card: usize, range: LayerRange, chunk: u32) ->
         None => {}
     }
     add_kv_window(ctx, range, &mut bytes);
-    if let Some(vision) = ctx.model.vision.as_ref().filter(|_| first && ctx.limits.vision) {
-        bytes.add(Consumer::VisionWeights, vision.weights.bytes, vision.weights.largest_bytes);
-        bytes.add(Consumer::VisionWork, vision.work_bytes, vision.work_bytes / 2);
-    }
     bytes
 }
 

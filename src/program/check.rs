@@ -162,7 +162,7 @@ impl Checker<'_> {
     fn rows(&self, op: &Op) -> Outcome {
         let kinds: Vec<Rows> = op.reads().iter().chain(&op.writes()).map(|v| self.buffer(*v).rows).collect();
         let fits = match op {
-            Op::GatherOutputs { .. } => kinds == [Rows::Batch, Rows::Outputs],
+            Op::GatherOutputs { .. } | Op::JoinRows { .. } => kinds == [Rows::Batch, Rows::Outputs],
             _ => kinds.windows(2).all(|pair| pair[0] == pair[1]),
         };
         require(fits, || "mixes rows of the window with wanted outputs".into())
@@ -235,6 +235,9 @@ impl Checker<'_> {
     /// `HostExperts`, the held experts with the same operands, `HostJoin`: in this order, with nothing else between, so that the
     /// device's part may run several times.
     fn host_step(&self, i: usize) -> Outcome {
+        if self.program.steps[i].op == Op::Pause {
+            return Ok(());
+        }
         let Op::HostExperts { ids, slots, out, .. } = &self.program.steps[i].op else {
             let before = self.program.steps[..i].iter().rev().find(|step| step.op.is_host());
             return require(before.is_some_and(|step| matches!(step.op, Op::HostExperts { .. })), || {
@@ -300,6 +303,10 @@ impl Checker<'_> {
                 require(*group > 0 && x.width.is_multiple_of(*group), || format!("{} columns in groups of {group}", x.width))?;
                 weight.map_or(Ok(()), |w| self.repeated_vector(w, x.width))
             }
+            Op::LayerNorm { x, weight, bias, out, .. } => {
+                same("output width", out.width, x.width)?;
+                [weight, bias].into_iter().try_for_each(|w| self.vector(*w, x.width))
+            }
             Op::MatMul { x, parts } => parts.iter().try_for_each(|part| self.part(*x, part)),
             Op::HcGate { gates, normed, out, streams } => {
                 same("width of the gates", gates.width, normed.width)?;
@@ -332,7 +339,11 @@ impl Checker<'_> {
             | Op::ExpertDownEach { .. }
             | Op::ExpertSum { .. }
             | Op::HostExperts { .. } => self.expert_shapes(op),
-            Op::HostJoin { .. } => Ok(()),
+            Op::HostJoin { .. } | Op::Pause => Ok(()),
+            Op::WindowAttention { q, k, v, out, .. } => [k, v, out].into_iter().try_for_each(|heads| {
+                same("number of heads", heads.count, q.count)?;
+                same("head size", heads.dim, q.dim)
+            }),
             Op::Add { x, y, scale } => {
                 same("width of the addend", y.width, x.width)?;
                 scale.map_or(Ok(()), |s| same("width of the scale", s.width, 1u32))
@@ -345,6 +356,9 @@ impl Checker<'_> {
                 [norm_key, norm_query, norm_conv].into_iter().try_for_each(|w| self.vector(*w, x.width))
             }
             Op::GatherOutputs { x, out } => same("output width", out.width, x.width),
+            Op::JoinRows { x, out } => {
+                require(x.width > 0 && out.width.is_multiple_of(x.width), || "output is no multiple of the input".into())
+            }
         }
     }
 

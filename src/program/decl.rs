@@ -269,6 +269,10 @@ pub enum InputKind {
     NgramRows,
     /// The residual streams from the stage before.
     HandOff,
+    /// Pixels of a picture's patches.
+    Patches,
+    /// What is added to each patch for its place in the picture.
+    PatchPlaces,
 }
 
 /// What the host reads from a buffer after a run.
@@ -279,6 +283,8 @@ pub enum OutputKind {
     Embedding,
     /// The residual streams for the next stage.
     HandOff,
+    /// A picture's rows in place of embedding rows.
+    Picture,
 }
 
 /// A row-major matrix of 4-byte elements, `rows` × `width`.

@@ -53,4 +53,17 @@ pub struct RunParams<'a> {
     pub rows: &'a [Row],
     /// Rows (indices into `rows`) whose logits are wanted.
     pub outputs: &'a [u32],
+    /// Tokens before the rows whose position is not that of the slot's first row less their distance: those of a picture.
+    pub earlier: &'a [Earlier],
 }
+
+/// Where a token stands that earlier windows have read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Earlier {
+    pub slot: u32,
+    pub index: u32,
+    pub position: [u32; 3],
+}
+
+/// Most tokens of a block of [`StateKind::IndexKeys`]: the first of a block that a window completes is that near.
+pub const MAX_BLOCK_TOKENS: u32 = 64;

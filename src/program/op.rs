@@ -1,7 +1,7 @@
 //! The operations. Each is of the size of a fused kernel. Every operand is a [`View`] of a buffer, a weight or a state.
 //! Unless said otherwise an op works on each row of the window independently, on as many rows as its buffers have: those of
 //! the window ([`Rows::Batch`](super::Rows::Batch)) or the wanted outputs ([`Rows::Outputs`](super::Rows::Outputs)). Only
-//! [`Op::GatherOutputs`] goes from one to the other. Section numbers refer to the model specification of `qwen4exp`.
+//! [`Op::GatherOutputs`] and [`Op::JoinRows`] go from one to the other. Section numbers refer to the model specification of `qwen4exp`.
 
 use super::decl::{BufferId, RopeId, StateId, WeightId};
 
@@ -67,6 +67,10 @@ pub enum Epilogue {
         a: WeightId,
         dt: WeightId,
     },
+    /// GELU by the tanh form.
+    GeluTanh,
+    /// GELU by the error function.
+    GeluErf,
     /// Adds to what the output holds.
     Accumulate,
 }
@@ -117,6 +121,8 @@ pub enum Op {
     Repeat { x: View, out: View },
     /// RMS norm of every `group` columns on their own; `weight[i % len(weight)]` multiplies column `i`.
     RmsNorm { x: View, weight: Option<WeightId>, out: View, group: u32, eps: f32 },
+    /// `out = (x - mean) / sqrt(variance + eps) * weight + bias`, mean and variance over all columns.
+    LayerNorm { x: View, weight: WeightId, bias: WeightId, out: View, eps: f32 },
     /// `out = W x` for every part.
     MatMul { x: View, parts: Vec<MatMulPart> },
     /// Hyper-connection mix, last step (1.2): `out[d] = mean over s of gates[s*D+d] * normed[s*D+d]`.
@@ -146,6 +152,8 @@ pub enum Op {
         selection: Option<(View, u32)>,
         gate: Option<Heads>,
     },
+    /// Softmax attention of each head over all rows of the window, those behind a row too. Nothing is stored.
+    WindowAttention { q: Heads, k: Heads, v: Heads, out: Heads, scale: f32 },
     /// Causal depthwise convolution over tokens with `silu`: `out[t][c] = silu(sum_j w[c][j] * x[t-(K-1-j)*dilation][c])`.
     /// Inputs before the window come from `history`, which is brought up to date.
     CausalConv { x: View, weight: WeightId, history: StateId, out: View, dilation: u32 },
@@ -210,6 +218,10 @@ pub enum Op {
     },
     /// Rows of `x` that are wanted as outputs, in their order.
     GatherOutputs { x: View, out: View },
+    /// For each wanted output its row of `x` and those behind it, side by side: as many as `out` is wider than `x`.
+    JoinRows { x: View, out: View },
+    /// Taken by the host, which does nothing here: the program may be left for a while, or given up.
+    Pause,
 }
 
 /// An op with a name for people: `L3 attention`.
@@ -245,18 +257,29 @@ impl Op {
             Op::Add { .. } => "add",
             Op::NgramGate { .. } => "ngram_gate",
             Op::GatherOutputs { .. } => "gather_outputs",
+            Op::JoinRows { .. } => "join_rows",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::WindowAttention { .. } => "window_attention",
+            Op::Pause => "pause",
         }
     }
 
     /// Whether the host takes this step. Host steps cut a program into the segments that devices run.
     pub fn is_host(&self) -> bool {
-        matches!(self, Op::HostExperts { .. } | Op::HostJoin { .. })
+        matches!(self, Op::HostExperts { .. } | Op::HostJoin { .. } | Op::Pause)
     }
 
     /// Views that are read (in-place operands are in both lists).
     pub fn reads(&self) -> Vec<View> {
         match self {
-            Op::Repeat { x, .. } | Op::RmsNorm { x, .. } | Op::CausalConv { x, .. } | Op::GatherOutputs { x, .. } => vec![*x],
+            Op::Repeat { x, .. }
+            | Op::RmsNorm { x, .. }
+            | Op::LayerNorm { x, .. }
+            | Op::CausalConv { x, .. }
+            | Op::GatherOutputs { x, .. }
+            | Op::JoinRows { x, .. } => vec![*x],
+            Op::WindowAttention { q, k, v, .. } => vec![q.view(), k.view(), v.view()],
+            Op::Pause => vec![],
             Op::MatMul { x, parts } => {
                 let held = parts.iter().filter(|p| p.epilogue == Epilogue::Accumulate).map(|p| p.out);
                 std::iter::once(*x).chain(held).collect()
@@ -292,12 +315,14 @@ impl Op {
             Op::MatMul { parts, .. } => parts.iter().map(|p| p.out).collect(),
             Op::HcCombine { x, .. } | Op::Add { x, .. } => vec![*x],
             Op::HeadNormRope { heads, .. } => vec![heads.view()],
-            Op::KvAppend { .. } | Op::IndexAppend { .. } => vec![],
-            Op::Attention { out, .. } => vec![out.view()],
+            Op::KvAppend { .. } | Op::IndexAppend { .. } | Op::Pause => vec![],
+            Op::Attention { out, .. } | Op::WindowAttention { out, .. } => vec![out.view()],
             Op::Router { ids, weights, .. } => vec![*ids, *weights],
             Op::NgramGate { gated, normed, .. } => vec![*gated, *normed],
             Op::Repeat { out, .. }
             | Op::RmsNorm { out, .. }
+            | Op::LayerNorm { out, .. }
+            | Op::JoinRows { out, .. }
             | Op::HcGate { out, .. }
             | Op::BlockSelect { out, .. }
             | Op::CausalConv { out, .. }
@@ -316,6 +341,7 @@ impl Op {
     pub fn weights(&self) -> Vec<WeightId> {
         match self {
             Op::RmsNorm { weight, .. } | Op::HeadNormRope { weight, .. } => weight.iter().copied().collect(),
+            Op::LayerNorm { weight, bias, .. } => vec![*weight, *bias],
             Op::MatMul { parts, .. } => parts.iter().flat_map(MatMulPart::all_weights).collect(),
             Op::IndexAppend { weight, .. } | Op::CausalConv { weight, .. } => vec![*weight],
             Op::DeltaRule { norm, .. } => vec![*norm],

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::backend::{Backend, BackendError, PreparedId, Ticket};
 use crate::experts::{ExpertError, Experts};
 use crate::gguf::GgufError;
-use crate::program::{BufferId, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage};
+use crate::program::{BufferId, Earlier, InputKind, OutputKind, Program, Row, Rows, RunParams, Slice, Stage};
 
 #[derive(Debug, Error)]
 pub enum ScheduleError {
@@ -112,15 +112,7 @@ impl StageRunner {
         fill: &mut dyn FnMut(&mut [f32]),
     ) -> Result<(), BackendError> {
         let slice = self.slice(program, buffer, rows);
-        if let Some(bytes) = self.backend.host_bytes_mut(slice)
-            && let Ok(floats) = bytemuck::try_cast_slice_mut(bytes)
-        {
-            fill(floats);
-            return Ok(());
-        }
-        staging.resize(slice.len_bytes as usize / 4, 0.0);
-        fill(staging);
-        self.backend.upload(slice, bytemuck::cast_slice(staging))
+        fill_floats(self.backend.as_mut(), slice, staging, fill)
     }
 
     fn trace(&mut self, at: &Place<'_>, segment: usize, watch: &mut Watch<'_>) -> Result<(), BackendError> {
@@ -152,12 +144,35 @@ impl StageRunner {
     }
 }
 
+/// Lets `fill` write floats to where a device has them: in place where its memory is the host's, else by way of `staging`.
+///
+/// # Errors
+/// A device error while they are copied.
+pub fn fill_floats(
+    backend: &mut dyn Backend,
+    slice: Slice,
+    staging: &mut Vec<f32>,
+    fill: &mut dyn FnMut(&mut [f32]),
+) -> Result<(), BackendError> {
+    if let Some(bytes) = backend.host_bytes_mut(slice)
+        && let Ok(floats) = bytemuck::try_cast_slice_mut(bytes)
+    {
+        fill(floats);
+        return Ok(());
+    }
+    staging.resize(slice.len_bytes as usize / 4, 0.0);
+    fill(staging);
+    backend.upload(slice, bytemuck::cast_slice(staging))
+}
+
 /// Rows that go through the stages together.
 #[derive(Debug, Clone, Copy)]
 pub struct Window<'a> {
     pub rows: &'a [Row],
     /// Rows (indices into `rows`) whose logits are wanted.
     pub outputs: &'a [u32],
+    /// As of [`RunParams::earlier`].
+    pub earlier: &'a [Earlier],
 }
 
 /// A window on a stage.
@@ -287,7 +302,7 @@ impl Pipeline {
     }
 
     fn place<'w>(&self, stage: usize, window: &Window<'w>) -> Result<Place<'w>, ScheduleError> {
-        let params = RunParams { rows: window.rows, outputs: window.outputs };
+        let params = RunParams { rows: window.rows, outputs: window.outputs, earlier: window.earlier };
         Ok(Place { stage, program: self.choose(window)?, params })
     }
 

@@ -14,9 +14,11 @@ use super::chat::in_background;
 use super::error::{ApiError, json_response, text_response};
 use super::fields::{Fields, whole, wrong};
 use super::ids;
+use super::pictures::MAX_PICTURES;
 use crate::engine::service::{RecentRequest, SlotState, SlotStatus, State, Status};
 use crate::engine::{available_memory_bytes, process_memory};
 use crate::experts::TierStats;
+use crate::picture::MAX_SIDE_PIXELS;
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -114,6 +116,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
                 "work_bytes": engine.memory.work_bytes,
                 "scratch_bytes": engine.memory.scratch_bytes,
                 "experts_bytes": engine.memory.experts_bytes,
+                "vision_bytes": engine.memory.vision_bytes,
             },
         })
     });
@@ -123,7 +126,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
         "version": env!("CARGO_PKG_VERSION"),
         "model": { "id": app.options.model_name, "name": app.model.name, "file": app.model.file, "vocab": app.model.vocab,
                    "context": app.model.context, "trained_context": app.model.trained_context,
-                   "embedding_width": app.model.embedding_width },
+                   "embedding_width": app.model.embedding_width, "vision": vision_json(&app) },
         "state": status.state.name(),
         "stalled": status.is_stalled(STALL),
         "restarts": status.restarts,
@@ -144,11 +147,22 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
             "refused": totals.refused, "prompt_tokens": totals.prompt_tokens, "cached_tokens": totals.cached_tokens,
             "generated_tokens": totals.generated_tokens, "prompt_seconds": totals.prompt_time.as_secs_f64(),
             "decode_seconds": totals.decode_time.as_secs_f64(), "decode_steps": totals.decode_steps,
+            "pictures": totals.pictures, "picture_seconds": totals.picture_time.as_secs_f64(),
         },
         "recent": status.recent.iter().rev().map(|recent| recent_json(&app, recent)).collect::<Vec<_>>(),
         "configuration": app.options.about,
     });
     Ok(json_response(StatusCode::OK, &reply))
+}
+
+/// What pictures may be, if the model sees any.
+fn vision_json(app: &App) -> Json {
+    app.model.vision.as_ref().map_or(Json::Null, |vision| {
+        json!({
+            "side_pixels": vision.side_pixels(), "min_tokens": vision.min_tokens, "max_tokens": vision.max_tokens,
+            "max_pictures": MAX_PICTURES, "max_side_pixels": MAX_SIDE_PIXELS, "held_bytes": app.pictures.held_bytes(),
+        })
+    })
 }
 
 pub async fn props(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
@@ -159,7 +173,7 @@ pub async fn props(app: Arc<App>, _request: HttpRequest) -> Result<Response, Api
         "total_slots": app.service.status().slots.len(),
         "chat_template": app.tokenizer.chat_template_source().unwrap_or_default(),
         "can_think": app.template.can_think(),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": app.model.vision.is_some(), "audio": false },
         "bos_token": app.tokenizer.bos().and_then(|id| app.tokenizer.token_text(id)),
         "eos_token": app.tokenizer.eos().and_then(|id| app.tokenizer.token_text(id)),
         "default_generation_settings": { "n_ctx": app.model.context, "params": {

@@ -1,11 +1,14 @@
 //! What a sequence remembers on the host: its tokens, which version of the recurrent state belongs to which length, and
 //! its checkpoints. The bytes themselves lie in the state arenas of the devices.
 
+mod pictures;
 mod versions;
 
+pub use pictures::{Pictures, Text, common_prefix};
 pub use versions::VersionRing;
 
-use crate::program::Row;
+use crate::picture::Span;
+use crate::program::{Earlier, MAX_BLOCK_TOKENS, Row};
 use crate::units::TokenId;
 
 /// Copies of one sequence's recurrent state at one length, one buffer a stage.
@@ -22,9 +25,45 @@ impl Checkpoint {
     }
 }
 
-/// Tokens that two texts have in common at their beginning.
-pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
-    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+/// What a sequence remembers on the host, its slot and versions apart.
+#[derive(Debug, Clone, Default)]
+pub struct Memory {
+    pub tokens: Vec<TokenId>,
+    pub pictures: Pictures,
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+impl Memory {
+    pub fn text(&self) -> Text<'_> {
+        Text { tokens: &self.tokens, pictures: self.pictures.spans() }
+    }
+
+    /// Bytes on the host.
+    pub fn bytes(&self) -> usize {
+        let checkpoints: usize = self.checkpoints.iter().map(Checkpoint::bytes).sum();
+        checkpoints + size_of_val(self.tokens.as_slice()) + size_of_val(self.pictures.spans())
+    }
+
+    /// The longest prefix of at most `length` tokens that no picture is cut by. The whole of a sequence is one, even if it ends
+    /// within a picture, which it can go on with.
+    fn whole(&self, length: usize) -> usize {
+        if length >= self.tokens.len() { self.tokens.len() } else { self.pictures.whole(length) }
+    }
+
+    /// The longest checkpoint of at most `length` tokens that cuts no picture.
+    fn checkpoint(&self, length: usize) -> Option<(usize, usize)> {
+        let usable = self.checkpoints.iter().map(|c| c.length).enumerate();
+        let usable = usable.filter(|(_, held)| *held <= length && self.whole(*held) == *held);
+        usable.max_by_key(|(_, held)| *held).map(|(i, held)| (held, i))
+    }
+
+    /// The longest prefix of at most `length` tokens that needs no computing where nothing else is kept.
+    pub fn restorable(&self, length: usize, recurrent: bool) -> usize {
+        match self.whole(length) {
+            whole if whole == self.tokens.len() || !recurrent => whole,
+            shorter => self.checkpoint(shorter).map_or(0, |(held, _)| held),
+        }
+    }
 }
 
 /// Where a sequence can go back to.
@@ -44,38 +83,55 @@ pub enum Restore {
 #[derive(Debug)]
 pub struct Sequence {
     pub(crate) slot: u32,
-    tokens: Vec<TokenId>,
+    memory: Memory,
     /// `None` for families whose whole state truncates by counting.
     versions: Option<VersionRing>,
-    checkpoints: Vec<Checkpoint>,
+    /// What every token of a picture counts as; `None`: what was fed.
+    picture_token: Option<TokenId>,
 }
 
 impl Sequence {
     /// An empty sequence. `versions` is `None` where there is no recurrent state.
     pub fn new(slot: u32, versions: Option<u32>, capacity_tokens: usize) -> Sequence {
-        Sequence {
-            slot,
-            tokens: Vec::with_capacity(capacity_tokens),
-            versions: versions.map(VersionRing::new),
-            checkpoints: Vec::new(),
-        }
+        let memory = Memory { tokens: Vec::with_capacity(capacity_tokens), ..Memory::default() };
+        Sequence { slot, memory, versions: versions.map(VersionRing::new), picture_token: None }
     }
 
-    /// Tokens fed so far.
+    /// The tokens of pictures shall count as `token`.
+    pub(crate) fn with_picture_token(self, token: Option<TokenId>) -> Sequence {
+        Sequence { picture_token: token, ..self }
+    }
+
+    /// Tokens fed so far; those of pictures as n-grams see them.
     pub fn tokens(&self) -> &[TokenId] {
-        &self.tokens
+        &self.memory.tokens
+    }
+
+    /// What was fed so far.
+    pub fn text(&self) -> Text<'_> {
+        self.memory.text()
     }
 
     pub fn len(&self) -> usize {
-        self.tokens.len()
+        self.memory.tokens.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
+        self.memory.tokens.is_empty()
     }
 
     pub fn checkpoints(&self) -> &[Checkpoint] {
-        &self.checkpoints
+        &self.memory.checkpoints
+    }
+
+    /// Bytes that it takes on the host.
+    pub fn host_bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    /// The picture that the next token belongs to, if that has begun.
+    pub fn unfinished(&self) -> Option<&Span> {
+        self.memory.pictures.at(self.len()).filter(|span| span.at < self.len())
     }
 
     /// The version of the recurrent state that belongs to the whole sequence.
@@ -83,82 +139,107 @@ impl Sequence {
         self.versions.as_ref().map_or(0, VersionRing::current)
     }
 
+    /// Says that a picture begins at or behind the end of the sequence; its tokens are fed like others.
+    pub(crate) fn place(&mut self, span: Span) {
+        self.memory.pictures.push(span);
+    }
+
     /// Appends `tokens` and their rows; the rows must then be run, or [`Sequence::abandon`] called.
     pub(crate) fn advance(&mut self, tokens: &[TokenId], rows: &mut Vec<Row>) {
-        let first = self.tokens.len();
-        rows.extend(tokens.iter().enumerate().map(|(i, t)| Row::text(self.slot, (first + i) as u32, *t)));
+        let Sequence { slot, memory: Memory { tokens: held, pictures, .. }, versions, picture_token } = self;
+        let first = held.len();
+        for (index, token) in (first..).zip(tokens) {
+            let token = picture_token.filter(|_| pictures.at(index).is_some()).unwrap_or(*token);
+            rows.push(Row { position: pictures.position(index), ..Row::text(*slot, index as u32, token) });
+            held.push(token);
+        }
         let added = rows.len() - tokens.len();
-        if let Some(versions) = &mut self.versions {
+        if let Some(versions) = versions {
             versions.advance(first, &mut rows[added..]);
         }
-        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Adds what a window from token `first` must be told of the tokens before it ([`RunParams::earlier`](crate::program::RunParams)).
+    pub(crate) fn earlier(&self, first: usize, to: &mut Vec<Earlier>) {
+        let pictures = &self.memory.pictures;
+        if pictures.is_empty() {
+            return;
+        }
+        let counted = pictures.position(first);
+        for back in 1..(MAX_BLOCK_TOKENS as usize).min(first + 1) {
+            let (index, position) = (first - back, pictures.position(first - back));
+            if position != counted.map(|p| p.saturating_sub(back as u32)) {
+                to.push(Earlier { slot: self.slot, index: index as u32, position });
+            }
+        }
     }
 
     /// After a failed run the recurrent state is unknown: the sequence is empty again.
     pub(crate) fn abandon(&mut self) {
-        self.tokens.clear();
-        self.checkpoints.clear();
+        self.memory.tokens.clear();
+        self.memory.pictures.truncate(0);
+        self.memory.checkpoints.clear();
         if let Some(versions) = &mut self.versions {
             versions.reset(0, 0);
         }
     }
 
     /// Empties the sequence and hands out what it held on the host.
-    pub(crate) fn take(&mut self) -> (Vec<TokenId>, Vec<Checkpoint>) {
-        let held = (self.tokens.clone(), std::mem::take(&mut self.checkpoints));
+    pub(crate) fn take(&mut self) -> Memory {
+        let checkpoints = std::mem::take(&mut self.memory.checkpoints);
+        let Memory { tokens, pictures, .. } = &self.memory;
+        let held = Memory { tokens: tokens.clone(), pictures: pictures.clone(), checkpoints };
         self.abandon();
         held
     }
 
-    /// The reverse of [`Sequence::take`]. The devices hold the state after `tokens`, the recurrent part as version 0.
-    pub(crate) fn put_back(&mut self, tokens: Vec<TokenId>, checkpoints: Vec<Checkpoint>) {
-        self.tokens.clear();
-        self.tokens.extend_from_slice(&tokens);
-        self.checkpoints = checkpoints;
+    /// The reverse of [`Sequence::take`]. The devices hold the state after its tokens, the recurrent part as version 0.
+    pub(crate) fn put_back(&mut self, held: Memory) {
+        // The capacity for the whole context stays.
+        let mut tokens = std::mem::take(&mut self.memory.tokens);
+        tokens.clear();
+        tokens.extend_from_slice(&held.tokens);
+        self.memory = Memory { tokens, ..held };
         if let Some(versions) = &mut self.versions {
-            versions.reset(tokens.len(), 0);
+            versions.reset(self.memory.tokens.len(), 0);
         }
     }
 
-    /// The longest prefix of at most `length` tokens that can be restored without computing, and how.
+    /// The longest prefix of at most `length` tokens that can be restored without computing, and how. It cuts no picture.
     pub fn restorable(&self, length: usize) -> (usize, Restore) {
-        let length = length.min(self.tokens.len());
+        let length = self.memory.whole(length);
         let Some(versions) = &self.versions else { return (length, Restore::Truncate) };
-        let version = versions.best(length).map(|(held, version)| (held, Restore::Version(version)));
-        let checkpoint = self
-            .checkpoints
-            .iter()
-            .enumerate()
-            .filter(|(_, c)| c.length <= length)
-            .max_by_key(|(_, c)| c.length)
-            .map(|(i, c)| (c.length, Restore::Checkpoint(i)));
+        let version = versions.best_of(length, |held| self.memory.whole(held) == held);
+        let version = version.map(|(held, version)| (held, Restore::Version(version)));
+        let checkpoint = self.memory.checkpoint(length).map(|(held, i)| (held, Restore::Checkpoint(i)));
         // A version costs nothing to restore, so it wins a tie.
         [checkpoint, version].into_iter().flatten().max_by_key(|(held, _)| *held).unwrap_or((0, Restore::Empty))
     }
 
     /// Forgets everything after the first `length` tokens; `restore` says what the devices' state now is.
     pub(crate) fn shorten(&mut self, length: usize, restore: Restore) {
-        self.tokens.truncate(length);
+        self.memory.tokens.truncate(length);
+        self.memory.pictures.truncate(length);
         if let Some(versions) = &mut self.versions {
             match restore {
                 Restore::Version(version) => versions.reset(length, version),
                 Restore::Checkpoint(_) | Restore::Empty | Restore::Truncate => versions.reset(length, versions.current()),
             }
         }
-        self.checkpoints.retain(|c| c.length <= length);
+        self.memory.checkpoints.retain(|c| c.length <= length);
     }
 
     pub(crate) fn add_checkpoint(&mut self, checkpoint: Checkpoint) {
-        self.checkpoints.retain(|c| c.length != checkpoint.length);
-        self.checkpoints.push(checkpoint);
+        self.memory.checkpoints.retain(|c| c.length != checkpoint.length);
+        self.memory.checkpoints.push(checkpoint);
     }
 
     /// Drops checkpoints until at most `count` are left: the oldest go, but for the very first, which lies where other
     /// conversations begin alike.
     pub fn keep_checkpoints(&mut self, count: usize) {
-        let excess = self.checkpoints.len().saturating_sub(count);
+        let excess = self.memory.checkpoints.len().saturating_sub(count);
         let spared = usize::from(count > 1);
-        self.checkpoints.drain(spared..spared + excess);
+        self.memory.checkpoints.drain(spared..spared + excess);
     }
 }
 

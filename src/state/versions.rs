@@ -44,8 +44,13 @@ impl VersionRing {
 
     /// The version with the greatest length not above `length`.
     pub fn best(&self, length: usize) -> Option<(usize, u32)> {
+        self.best_of(length, |_| true)
+    }
+
+    /// The same among those lengths that are `allowed`.
+    pub fn best_of(&self, length: usize, allowed: impl Fn(usize) -> bool) -> Option<(usize, u32)> {
         let held = self.held.iter().enumerate().filter_map(|(v, held)| held.map(|h| (h, v as u32)));
-        held.filter(|(h, _)| *h <= length).max()
+        held.filter(|(h, _)| *h <= length && allowed(*h)).max()
     }
 
     /// Makes `version` current with `length` tokens; versions of longer prefixes are forgotten.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::common::gpu::{open_card, software_card};
 use super::common::npz::Npz;
+use super::common::pictures::{PAD, logits, picture, seeing, text};
 use super::common::*;
 use super::sim_support::*;
 use strata::backend::Backend;
@@ -86,6 +87,28 @@ fn every_fixture_gives_on_every_kind_of_card_what_the_processor_gives() {
     zoo.assert_given_back("after all models");
 }
 
+/// The processor reads the pictures, the card the text, in windows that cut the pictures and the blocks of the indexer.
+#[test]
+fn a_text_with_pictures_gives_on_every_kind_of_card_what_the_processor_gives() {
+    let zoo = Zoo::new("");
+    let (tokens, pictures) = text(PAD, &[(9, Some(&picture(6, 4))), (6, Some(&picture(2, 10))), (24, None)]);
+    let read = |device: Box<dyn Backend>| {
+        let files = Arc::new(ModelFiles::open(model_path(RANDOM)).unwrap());
+        let model = Arc::new(Model::open(&files).unwrap());
+        let options = seeing(options(Mode::Fast, CONTEXT, CHUNK), 64);
+        let mut engine = Engine::open(files, model, device, options, &mut |_| ()).unwrap();
+        let mut s = engine.start().unwrap();
+        logits(&mut engine, &mut s, (&tokens, &pictures), CHUNK as usize)
+    };
+    let expected = read(processor());
+    for (kind, card) in zoo.kinds() {
+        let d = distance(&read(card), &expected);
+        println!("pictures on {kind}: relative L2 {d:.2e} from the processor");
+        assert!(d <= 1e-3, "pictures on {kind}: {d:.2e}");
+    }
+    zoo.assert_given_back("after the pictures");
+}
+
 /// A key or value between two codes may fall to the one on the processor and to the other on a card: a step of 1/127 or 1/8 of the
 /// largest of its block.
 #[test]
@@ -118,9 +141,9 @@ fn every_fixture_is_as_close_to_its_reference_as_on_the_processor() {
         for (kind, card) in zoo.kinds() {
             let mut engine = open_on(name, vec![(layers(name), card)]);
             let mut s = engine.start().unwrap();
-            let logits = all_logits(&mut engine, &mut s, &tokens, CHUNK as usize);
-            let stored = positions.iter().zip(&expected).filter(|(p, _)| (**p as usize) < logits.len());
-            let pairs: Vec<_> = stored.map(|(p, row)| (logits[*p as usize].as_slice(), row.as_slice())).collect();
+            let found = all_logits(&mut engine, &mut s, &tokens, CHUNK as usize);
+            let stored = positions.iter().zip(&expected).filter(|(p, _)| (**p as usize) < found.len());
+            let pairs: Vec<_> = stored.map(|(p, row)| (found[*p as usize].as_slice(), row.as_slice())).collect();
             assert!(!pairs.is_empty());
             let d = relative_l2(pairs.into_iter());
             println!("{name} on {kind}: relative L2 {d:.4} from the reference (peer {peer})");

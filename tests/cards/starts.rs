@@ -50,6 +50,7 @@ fn launch_with(sim: &Sim, images: Images) -> Launch {
     Launch {
         files,
         model,
+        vision: None,
         machine,
         limits,
         options: OpenOptions { decode_rows: 1, max_outputs: 4, ..OpenOptions::default() },

@@ -151,7 +151,7 @@ fn a_started_run_lets_the_host_go_on() {
         let runner = &mut engine.pipeline_mut().stages[0];
         assert!(runner.backend.overlaps_host());
         let rows = [Row::text(0, 1, TokenId(5))];
-        let params = RunParams { rows: &rows, outputs: &[0] };
+        let params = RunParams { rows: &rows, outputs: &[0], earlier: &[] };
         let before = sim.counter("launches");
         let ticket = runner.backend.run(PreparedId(0), 0, &params).unwrap();
         assert_eq!(sim.counter("launches"), before, "the call has not waited");

@@ -3,6 +3,7 @@
 
 pub mod gpu;
 pub mod npz;
+pub mod pictures;
 pub mod reference;
 pub mod skip;
 

@@ -61,7 +61,7 @@ fn memory_that_does_not_exist_is_an_error() {
 fn bad_parameters_are_refused_before_anything_runs() {
     let (mut backend, id, _) = prepared();
     let mut fails = |rows: &[_], outputs: &[u32]| {
-        let outcome = backend.run(id, 0, &RunParams { rows, outputs });
+        let outcome = backend.run(id, 0, &RunParams { rows, outputs, earlier: &[] });
         assert!(matches!(outcome, Err(BackendError::Rejected { .. })), "{outcome:?}");
     };
     fails(&[], &[]);
@@ -71,8 +71,8 @@ fn bad_parameters_are_refused_before_anything_runs() {
     fails(&rows(0, 0, 1), &[1]);
     fails(&rows(0, 0, 1), &[0, 0, 0]);
     let good = rows(1, 2, 4);
-    assert!(backend.run(PreparedId(7), 0, &RunParams { rows: &good, outputs: &[] }).is_err());
-    let ticket = backend.run(id, 0, &RunParams { rows: &good, outputs: &[3] }).unwrap();
+    assert!(backend.run(PreparedId(7), 0, &RunParams { rows: &good, outputs: &[], earlier: &[] }).is_err());
+    let ticket = backend.run(id, 0, &RunParams { rows: &good, outputs: &[3], earlier: &[] }).unwrap();
     backend.wait(ticket).unwrap();
     assert!(backend.wait(Ticket(ticket.0 + 1)).is_err());
 }
@@ -98,7 +98,7 @@ fn a_run_can_be_cancelled_and_the_next_one_works() {
     backend.open(ArenaSizes::of(&stage)).unwrap();
     let id = backend.prepare(&stage, 0).unwrap();
     let window = rows(0, 0, 4);
-    let params = RunParams { rows: &window, outputs: &[] };
+    let params = RunParams { rows: &window, outputs: &[], earlier: &[] };
     cancel.store(true, Ordering::Relaxed);
     let ticket = backend.run(id, 0, &params).unwrap();
     assert!(matches!(backend.wait(ticket), Err(BackendError::Interrupted { .. })));
@@ -115,7 +115,7 @@ fn tracing_shows_every_result() {
     backend.upload(program.buffer_slice(strata::program::BufferId(0), 2), bytemuck::cast_slice(&x)).unwrap();
     let window = rows(0, 0, 2);
     let mut seen = vec![];
-    let params = RunParams { rows: &window, outputs: &[] };
+    let params = RunParams { rows: &window, outputs: &[], earlier: &[] };
     backend.trace(id, 0, &params, &mut |step, buffer, values| seen.push((step, buffer.0, values.to_vec()))).unwrap();
     let double: Vec<f32> = x.iter().map(|v| v * 2.0).collect();
     assert_eq!(seen, vec![(0, 1, x.clone()), (1, 1, double.clone())]);

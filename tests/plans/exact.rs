@@ -4,12 +4,12 @@
 use super::random::Random;
 use super::support::{QUANTS, machine, planned, root, sheet};
 use strata::gguf::ModelFiles;
-use strata::model::{Model, StageOptions, Tensors};
+use strata::model::{Model, StageOptions, Tensors, VisionConfig};
 use strata::plan::{
     BackendKind, Card, Consumer, DriverKind, KvType, LayerRange, Limits, Machine, ModelHeader, Plan, PlanModel, PlannedStage,
     RamExperts, Size, StageArenas, StageScratch, WorkBuffer, decide, verify,
 };
-use strata::program::{Piece, ShapeClass, Stage, pack};
+use strata::program::{Piece, Row, ShapeClass, Stage, check_stage, pack};
 
 const FIXTURES: [&str; 18] = [
     "assets/tiny-flash-next-IQ3_XXS.gguf",
@@ -267,6 +267,46 @@ fn more_rows_never_take_less() {
                 let bytes: Vec<u64> = (1..=512).map(packed).collect();
                 assert!(bytes.is_sorted(), "{}: {buffers:?}", subject.name);
             }
+        }
+    }
+}
+
+/// The encoder of the real model, with the keys that its sheet has no values of.
+fn real_encoder() -> (ModelFiles, VisionConfig) {
+    let config = VisionConfig {
+        width: 1152,
+        inner: 4304,
+        layers: 27,
+        heads: 16,
+        eps: 1e-6,
+        patch_size: 16,
+        merge: 2,
+        table_side: 48,
+        output_width: 2560,
+        mean: [0.5; 3],
+        std: [0.5; 3],
+    };
+    (sheet("vision").to_model_files("vision").unwrap(), config)
+}
+
+#[test]
+fn a_vision_encoder_is_planned_as_its_program_is_built() {
+    let tiny_files = ModelFiles::open(root().join("tests/fixtures/vision/tiny-vision.gguf")).unwrap();
+    let tiny_config = VisionConfig::open(&tiny_files).unwrap();
+    let (real_files, real_config) = real_encoder();
+    let tiny_model = Subject::of_file("tests/fixtures/tiny-random-BF16.gguf").facts;
+    let real_model = PlanModel::from_header(&sheet("IQ3_XXS")).unwrap();
+    for (files, config, mut model) in [(tiny_files, tiny_config, tiny_model), (real_files, real_config, real_model)] {
+        model.add_vision(&ModelHeader::from(&files)).unwrap();
+        let facts = model.vision.unwrap();
+        for tokens in [8, 100, 1024, 4096] {
+            let stage = config.stage(&Tensors::new(&files), tokens).unwrap();
+            check_stage(&stage).unwrap();
+            let places = u64::from(config.table_side).pow(2) * u64::from(config.width) * 4;
+            assert_eq!(facts.weights_bytes(), stage.weights_bytes + places);
+            let lists = u64::from(tokens) * (4 * size_of::<Row>() as u64 + 4);
+            assert_eq!(facts.work_bytes(tokens), stage.work_bytes + lists, "{tokens} tokens");
+            assert_eq!(facts.kept_bytes(tokens, model.width), u64::from(4 * tokens * config.output_width * 4));
         }
     }
 }

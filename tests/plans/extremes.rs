@@ -103,6 +103,7 @@ fn extreme_limits(random: &mut Random) -> Limits {
         draft: random.chance(30),
         draft_window: random.of(&[1, 3, 32]),
         vision: random.chance(20),
+        vision_tokens: if random.chance(3) { u32::MAX } else { random.of(&[8, 1024, 4096]) },
         reserve: random.chance(20).then(|| bytes(random)),
         expert_slots: random.chance(20).then(|| random.of(&[0, u32::MAX])),
         resident_kv: random.chance(20).then(|| random.of(&[1, 1 << 24])),

@@ -129,6 +129,7 @@ fn with_flags(limits: &Limits, change: &str) -> Limits {
             "--kv" => changed.kv = read(PlanFlags { kv: value, ..none }).kv,
             "--draft" => changed.draft = read(PlanFlags { draft: value, ..none }).draft,
             "--vision" => changed.vision = read(PlanFlags { vision: value, ..none }).vision,
+            "--vision-tokens" => changed.vision_tokens = number().unwrap(),
             "--device" => changed.devices = read(PlanFlags { device: value, ..none }).devices,
             "--layer-split" => changed.layer_split = read(PlanFlags { layer_split: value, ..none }).layer_split,
             "--reserve" => changed.reserve = read(PlanFlags { reserve: value, ..none }).reserve,

@@ -61,8 +61,17 @@ impl Random {
             let block = self.layer(experts, false, false, width * streams);
             DraftFacts { block, head_bytes: 256 * self.between(0, 1000) }
         });
-        let vision =
-            self.chance(30).then(|| VisionFacts { weights: self.dense(200), work_bytes: 256 * self.between(1, 100_000) });
+        let vision = self.chance(30).then(|| {
+            let (weights, n) = (self.dense(200), self.between(1, 100_000));
+            VisionFacts {
+                weights,
+                places_bytes: 256 * (1 + n % 1000),
+                width: 4 * (1 + n % 400) as u32,
+                inner: 1 + (n % 5000) as u32,
+                patch_floats: 3 * (1 + n % 400),
+                joined: [1, 4][n as usize % 2],
+            }
+        });
         PlanModel {
             name: "random".into(),
             arch: "qwen4exp".into(),
@@ -250,6 +259,7 @@ impl Random {
             draft: model.draft.is_some() && self.chance(60),
             draft_window: self.between(1, 6) as u32,
             vision: model.vision.is_some() && self.chance(60),
+            vision_tokens: [8, 1024, 4096][model.layers.len() % 3],
             reserve: self.chance(20).then(|| self.between(0, 1500) * MIB),
             expert_slots: self.chance(15).then(|| self.between(0, 400) as u32),
             resident_kv: self.chance(20).then(|| self.between(1, 20_000) as u32),

@@ -7,7 +7,7 @@ use super::pool::{Poisoned, Pool, Team};
 use super::view::{Member, Memory};
 pub use crate::backend::params::Span;
 use crate::backend::rope::RopeTable;
-use crate::program::Row;
+use crate::program::{Earlier, Row};
 
 /// Everything the threads of a run share.
 #[derive(Debug)]
@@ -22,6 +22,7 @@ pub struct Run<'a> {
     pub private_bytes: usize,
     pub rows: &'a [Row],
     pub outputs: &'a [u32],
+    pub earlier: &'a [Earlier],
     pub spans: &'a [Span],
     pub ropes: &'a [RopeTable],
 }

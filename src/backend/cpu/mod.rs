@@ -266,6 +266,7 @@ impl CpuBackend {
             private_bytes: *private_bytes,
             rows: params.rows,
             outputs: params.outputs,
+            earlier: params.earlier,
             spans: &prepared.spans,
             ropes: &prepared.ropes,
         };

@@ -182,7 +182,7 @@ impl RunBlock {
             let position = match table.of {
                 AnglesOf::Row => row.position,
                 AnglesOf::BlockStart { ratio } if (row.index + 1).is_multiple_of(ratio) => {
-                    span.position_before(params.rows, i, ratio as usize - 1)
+                    span.position_before(params.rows, params.earlier, i, ratio as usize - 1)
                 }
                 AnglesOf::BlockStart { .. } => continue,
             };

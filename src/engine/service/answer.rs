@@ -6,6 +6,7 @@ use super::job::StepError;
 use super::{Chosen, Event, Outcome, Request, ServiceError, Thinking};
 use crate::engine::{Engine, EngineError, Finish, GenerateOptions, Generation, GenerationStats, Progress};
 use crate::experts::TierStats;
+use crate::picture::Placed;
 use crate::state::Sequence;
 use crate::tokenizer::{Part, Special, ThinkSplitter, Tokenizer};
 use crate::units::TokenId;
@@ -27,7 +28,7 @@ const NEAR_THE_END_TOKENS: usize = 64;
 
 /// Where the state of a prompt is worth remembering: after its first turn, which many conversations share, at its last
 /// turns, every so often, and before the last token where the last turn is far: a text without turns may come again.
-fn checkpoints(tokenizer: &Tokenizer, prompt: &[TokenId], every: usize) -> Vec<usize> {
+fn checkpoints(tokenizer: &Tokenizer, prompt: &[TokenId], pictures: &[Placed], every: usize) -> Vec<usize> {
     let turns: Vec<usize> = (0..prompt.len()).filter(|i| tokenizer.is_eog(prompt[*i])).map(|i| i + 1).collect();
     let last = turns.len().saturating_sub(2);
     let mut marks: Vec<usize> = turns.first().into_iter().chain(&turns[last..]).copied().collect();
@@ -37,6 +38,12 @@ fn checkpoints(tokenizer: &Tokenizer, prompt: &[TokenId], every: usize) -> Vec<u
     if marks.iter().chain(&[0]).all(|at| at + NEAR_THE_END_TOKENS < prompt.len()) {
         marks.push(prompt.len() - 1);
     }
+    // The state in the middle of a picture is of no use: nothing goes on from there.
+    for mark in &mut marks {
+        let cut = pictures.iter().map(Placed::range).find(|range| range.start < *mark && *mark < range.end);
+        *mark = cut.map_or(*mark, |range| range.start);
+    }
+    marks.retain(|at| *at > 0);
     marks.sort_unstable();
     marks.dedup();
     marks
@@ -60,11 +67,12 @@ impl<'t> Answer<'t> {
             stop: request.stop,
             ignore_eos: request.ignore_eos,
             show: request.show,
-            checkpoints: checkpoints(tokenizer, &request.prompt, checkpoint_tokens),
+            checkpoints: checkpoints(tokenizer, &request.prompt, &request.pictures, checkpoint_tokens),
             max_checkpoints,
             ..GenerateOptions::default()
         };
         let mut generation = Generation::new(tokenizer, engine.dims(), request.sampling, request.prompt, options)?;
+        generation.show(request.pictures);
         if let Some(mask) = request.mask {
             generation.set_mask(mask);
         }
@@ -83,6 +91,10 @@ impl<'t> Answer<'t> {
 
     pub fn is_reading(&self) -> bool {
         self.reading
+    }
+
+    pub fn is_looking(&self, engine: &Engine, sequence: &Sequence) -> bool {
+        self.generation.is_looking(engine, sequence)
     }
 
     pub fn awaits(&self, engine: &Engine, sequence: &Sequence) -> Option<TokenId> {
@@ -107,6 +119,7 @@ impl<'t> Answer<'t> {
                 self.reading = done < total;
                 Event::Prompt { done, total }
             }
+            Progress::Picture { .. } => Event::Prompt { done: sequence.len(), total: self.generation.stats().prompt_tokens },
             Progress::Token { id, text } => self.token(id, text),
             Progress::End { finish: Finish::Interrupted, .. } => return Err(ServiceError::Stopping.into()),
             Progress::End { finish, text } => self.end(finish, text),

@@ -71,9 +71,10 @@ impl<'t> Task<'t> {
         if request.prompt.len() > context {
             return Err(ServiceError::PromptTooLong { tokens: request.prompt.len(), context });
         }
-        if engine.vision().is_none() && !request.pictures.is_empty() {
-            let reason = "no vision encoder is open, so the prompt can have no pictures; '--vision on' opens one";
-            return Err(ServiceError::Pictures { reason: reason.into() });
+        let refuse = |reason: String| ServiceError::Pictures { reason };
+        engine.check_pictures(request.prompt.len(), &request.pictures).map_err(|error| refuse(error.to_string()))?;
+        if request.wanted == Wanted::Embedding && !request.pictures.is_empty() {
+            return Err(refuse("texts with pictures have no embeddings".into()));
         }
         Ok(match request.wanted {
             Wanted::Text => Task::Answer(Box::new(Answer::new(tokenizer, engine, request, max_checkpoints, checkpoint_tokens)?)),
@@ -144,6 +145,15 @@ impl<'t> Job<'t> {
         match &self.task {
             Task::Answer(answer) => answer.is_reading(),
             Task::Embed(_) => true,
+        }
+    }
+
+    /// What the next step does, for the breadcrumb.
+    pub fn doing(&self, engine: &Engine, sequence: &Sequence) -> &'static str {
+        match &self.task {
+            Task::Answer(answer) if answer.is_looking(engine, sequence) => "looking at a picture",
+            _ if self.is_reading() => "reading a prompt",
+            _ => "decoding",
         }
     }
 

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::engine::Parked;
-use crate::state::common_prefix;
-use crate::units::TokenId;
+use crate::state::{Text, common_prefix};
 
 pub(super) struct ParkingLot {
     budget_bytes: usize,
@@ -27,8 +26,8 @@ pub(super) struct Candidate {
 impl Candidate {
     /// Whether the prompt goes on with this conversation, or takes more from it than it takes away. What shares little more
     /// than a greeting is worth keeping for its own next turn.
-    pub fn suits(&self, prompt: &[TokenId]) -> bool {
-        self.reuse > 0 && (self.common * 10 >= prompt.len() * 9 || self.reuse * 2 >= self.held)
+    pub fn suits(&self, prompt_tokens: usize) -> bool {
+        self.reuse > 0 && (self.common * 10 >= prompt_tokens * 9 || self.reuse * 2 >= self.held)
     }
 }
 
@@ -46,13 +45,14 @@ impl ParkingLot {
     }
 
     /// The conversation that spares `prompt` the most computing.
-    pub fn best(&self, prompt: &[TokenId], recurrent: bool) -> Option<Candidate> {
+    pub fn best(&self, prompt: Text<'_>, recurrent: bool) -> Option<Candidate> {
         let candidate = |(index, parked): (usize, &Parked)| {
-            let common = common_prefix(parked.tokens(), prompt);
-            let reuse = parked.restorable(common.min(prompt.len().saturating_sub(1)), recurrent);
-            Candidate { index, common, reuse, held: parked.tokens().len() }
+            let common = common_prefix(parked.text(), prompt);
+            let reuse = parked.restorable(common.min(prompt.tokens.len().saturating_sub(1)), recurrent);
+            Candidate { index, common, reuse, held: parked.len() }
         };
-        let suited = self.conversations.iter().enumerate().map(candidate).filter(|candidate| candidate.suits(prompt));
+        let suited =
+            self.conversations.iter().enumerate().map(candidate).filter(|candidate| candidate.suits(prompt.tokens.len()));
         suited.max_by_key(|candidate| candidate.reuse)
     }
 

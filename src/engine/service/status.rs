@@ -90,6 +90,9 @@ pub struct Totals {
     pub generated_tokens: u64,
     /// Time of the engine; a window that serves several answers counts once.
     pub prompt_time: Duration,
+    /// Pictures that were looked at, and the time that took.
+    pub pictures: u64,
+    pub picture_time: Duration,
     pub decode_time: Duration,
     pub decode_steps: u64,
 }

@@ -14,9 +14,9 @@ use super::{
 };
 use crate::backend::Backend;
 use crate::engine::{Engine, EngineError, GenerationStats, Parked};
-use crate::state::{Sequence, common_prefix};
+use crate::picture::{Placed, Span};
+use crate::state::{Sequence, Text, common_prefix};
 use crate::tokenizer::Tokenizer;
-use crate::units::TokenId;
 
 /// How often an idle thread looks whether it shall stop.
 const IDLE_LOOK: Duration = Duration::from_millis(200);
@@ -208,14 +208,16 @@ impl<'t> Worker<'t> {
     /// A free slot for the next request: the one whose conversation spares it the most computing, or the one that was idle
     /// longest, with a parked conversation if that spares more.
     fn place(&self, next: Option<&Queued>) -> Option<Place> {
-        let prompt = &next?.request.prompt;
+        let request = &next?.request;
+        let spans: Vec<Span> = request.pictures.iter().map(Placed::span).collect();
+        let prompt = Text { tokens: &request.prompt, pictures: &spans };
         let free = || self.slots.iter().enumerate().filter(|(_, slot)| slot.job.is_none());
         let stale = free().min_by_key(|(_, slot)| (!slot.sequence.is_empty(), slot.last_used))?.0;
         let candidate = |(index, slot): (usize, &Slot<'_>)| {
-            let (common, reuse) = (common_prefix(slot.sequence.tokens(), prompt), reusable(&slot.sequence, prompt));
+            let (common, reuse) = (common_prefix(slot.sequence.text(), prompt), reusable(&slot.sequence, prompt));
             Candidate { index, common, reuse, held: slot.sequence.len() }
         };
-        let held = free().map(candidate).filter(|held| held.suits(prompt)).max_by_key(|held| held.reuse);
+        let held = free().map(candidate).filter(|held| held.suits(prompt.tokens.len())).max_by_key(|held| held.reuse);
         let parked = self.parked.best(prompt, self.engine.is_recurrent());
         Some(match (held, parked) {
             (Some(held), parked) if parked.is_none_or(|parked| parked.reuse <= held.reuse) => {
@@ -322,14 +324,17 @@ impl<'t> Worker<'t> {
     fn step(&mut self, index: usize) -> Result<(), String> {
         let Slot { sequence, job, .. } = &mut self.slots[index];
         let Some(job) = job else { return Ok(()) };
-        let what = if job.is_reading() { "reading a prompt" } else { "decoding" };
-        self.shared.status().begin(what, Some(&job.id));
+        self.shared.status().begin(job.doing(&self.engine, sequence), Some(&job.id));
         if let Some(hook) = &self.shared.options.before_step {
             hook(&job.id);
         }
-        let (start, reading) = (Instant::now(), job.is_reading());
+        let (start, reading, looked) = (Instant::now(), job.is_reading(), job.stats().picture_time);
         let step = job.step(&mut self.engine, sequence);
-        self.shared.status().totals.add_time(reading, start.elapsed());
+        let looked = job.stats().picture_time.saturating_sub(looked);
+        let mut status = self.shared.status();
+        status.totals.picture_time += looked;
+        status.totals.add_time(reading, start.elapsed().saturating_sub(looked));
+        drop(status);
         self.settle(index, step)
     }
 
@@ -382,8 +387,8 @@ fn device_use(device: &dyn Backend) -> DeviceUse {
 }
 
 /// Tokens of `prompt` that the sequence can be taken back to without computing.
-fn reusable(sequence: &Sequence, prompt: &[TokenId]) -> usize {
-    sequence.restorable(common_prefix(sequence.tokens(), prompt).min(prompt.len().saturating_sub(1))).0
+fn reusable(sequence: &Sequence, prompt: Text<'_>) -> usize {
+    sequence.restorable(common_prefix(sequence.text(), prompt).min(prompt.tokens.len().saturating_sub(1))).0
 }
 
 fn record(shared: &Shared, job: &Job<'_>, word: &str) {
@@ -395,6 +400,7 @@ fn record(shared: &Shared, job: &Job<'_>, word: &str) {
         "failed" => totals.failed += 1,
         _ => totals.done += 1,
     }
+    totals.pictures += stats.pictures as u64;
     totals.prompt_tokens += stats.prompt_tokens as u64;
     totals.cached_tokens += stats.reused_tokens as u64;
     totals.generated_tokens += stats.generated_tokens as u64;

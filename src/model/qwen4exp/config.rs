@@ -3,7 +3,7 @@
 use crate::gguf::Metadata;
 use crate::model::rope::{RopeConfig, Scaling, interleaved_components, uncovered_pair};
 use crate::model::{ModelError, NgramConfig, Tensors, check_experts, check_head_dim, check_layers, row_len};
-use crate::program::RopePairing;
+use crate::program::{MAX_BLOCK_TOKENS, RopePairing};
 use crate::units::TokenId;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -258,7 +258,7 @@ fn read_indexer(keys: &Keys<'_>, layers: &[Mixer], attention: &Attention) -> Res
     let fits = attention.rope.dims <= indexer.dim;
     ensure(fits, "attention.indexer.key_length", indexer.dim, "it must not be below rope.dimension_count")?;
     for ratio in ratios {
-        ensure(ratio <= 64, "attention.compress_ratios", ratio, "blocks of more than 64 tokens are not supported")?;
+        ensure(ratio <= MAX_BLOCK_TOKENS, "attention.compress_ratios", ratio, "blocks of more than 64 tokens are not supported")?;
         let whole = indexer.budget_tokens.is_multiple_of(ratio);
         ensure(whole, "attention.indexer.top_k", indexer.budget_tokens, "it must be a multiple of the compress ratio")?;
     }
@@ -308,7 +308,7 @@ fn read_ple(keys: &Keys<'_>, config: &Config, tensors: &Tensors<'_>) -> Result<O
     ensure(joined == u64::from(config.width), "embedding_length_per_layer_input", row_width, wide)?;
     let eos = keys.metadata.u32(&Keys::key("ple.eos_token_id"))?;
     ensure(eos < config.vocab, "ple.eos_token_id", eos, "it must be a token of the vocabulary")?;
-    let image = keys.metadata.opt_u32(&Keys::key("ple.image_token_id"))?.unwrap_or(eos);
+    let image = keys.metadata.opt_u32(&Keys::key("ple.image_token_id"))?.filter(|id| *id != 0).unwrap_or(eos);
     ensure(image < config.vocab, "ple.image_token_id", image, "it must be a token of the vocabulary")?;
 
     let table = "per_layer_token_embd.weight";
@@ -338,6 +338,7 @@ fn read_ple(keys: &Keys<'_>, config: &Config, tensors: &Tensors<'_>) -> Result<O
         ngram_size,
         heads_per_ngram,
         eos: TokenId(eos),
+        image: TokenId(image),
         multipliers,
         offsets,
         sizes,

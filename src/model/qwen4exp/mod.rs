@@ -5,7 +5,7 @@
 mod build;
 mod config;
 
-use super::{Architecture, Dims, ModelError, NgramConfig, StageOptions, Tensors};
+use super::{Architecture, Dims, ModelError, NgramConfig, PicturePlaces, StageOptions, Tensors};
 use crate::gguf::ModelFiles;
 use crate::program::Stage;
 
@@ -30,6 +30,10 @@ impl Architecture for Config {
 
     fn ngram(&self) -> Option<&NgramConfig> {
         self.ple.as_ref().map(|ple| &ple.ngram)
+    }
+
+    fn pictures(&self) -> Option<PicturePlaces> {
+        Some(PicturePlaces { token: self.ple.as_ref().map(|ple| ple.ngram.image) })
     }
 
     fn stage(&self, tensors: &Tensors<'_>, options: &StageOptions) -> Result<Stage, ModelError> {

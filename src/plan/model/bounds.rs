@@ -3,6 +3,7 @@
 use super::{
     ConvFacts, DenseFacts, ExpertFacts, LayerFacts, LayerWork, Mixer, ModelFactsError, PlanModel, TableFacts, WorkBuffer,
 };
+use crate::model::MAX_PICTURE_TOKENS;
 use crate::plan::size::MAX_SIZE_BYTES;
 
 /// More layers than any model has; keeps a broken file from asking for endless tables.
@@ -48,7 +49,8 @@ impl PlanModel {
             bounds.push(("floats of n-grams for a token", ngram.floats_per_token.into(), 1 << 28));
         }
         if let Some(vision) = &self.vision {
-            bounds.push(("bytes of the vision encoder's buffers", vision.work_bytes.into(), MAX_SIZE_BYTES));
+            let bytes = [vision.work_bytes(MAX_PICTURE_TOKENS), vision.kept_bytes(MAX_PICTURE_TOKENS, self.width)];
+            bounds.extend(bytes.map(|bytes| ("bytes of the vision encoder's buffers", bytes.into(), MAX_SIZE_BYTES)));
         }
         bounds.extend(self.work.iter().flat_map(of_work));
         let blocks = self.layers.iter().chain(self.draft.as_ref().map(|d| &d.block));
@@ -68,7 +70,7 @@ impl PlanModel {
         let of_layer =
             |l: &LayerFacts| dense(&l.dense) + l.experts.as_ref().map_or(0, |e| u128::from(e.slab_bytes) * u128::from(e.count));
         let draft = self.draft.as_ref().map_or(0, |d| of_layer(&d.block) + u128::from(d.head_bytes));
-        let vision = self.vision.as_ref().map_or(0, |v| dense(&v.weights));
+        let vision = self.vision.as_ref().map_or(0, |v| dense(&v.weights) + u128::from(v.places_bytes));
         self.layers.iter().map(of_layer).sum::<u128>() + dense(&self.head) + draft + vision
     }
 }

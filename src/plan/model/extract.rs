@@ -365,9 +365,14 @@ impl PlanModel {
         if header.text("general.architecture") != Some("clip") {
             return Err(ModelFactsError::Companion { file: "the vision file", problem: "its architecture is not 'clip'".into() });
         }
-        let mut weights = DenseFacts::default();
+        let (mut weights, mut places_bytes) = (DenseFacts::default(), 0);
         for tensor in &header.tensors {
-            weights.add(tensor)?;
+            if tensor.name == "v.position_embd.weight" {
+                // The host reads them as floats, whatever the file has.
+                places_bytes = tensor_bytes(&TensorRow { format: Format::F32, ..tensor.clone() })?;
+            } else {
+                weights.add(tensor)?;
+            }
         }
         // Encoders before this key was common say nothing of their output.
         let projected = header.opt_u32("clip.vision.projection_dim")?;
@@ -375,13 +380,17 @@ impl PlanModel {
             let problem = format!("its output is {projected} wide, the model's width is {}", self.width);
             return Err(ModelFactsError::Companion { file: "the vision file", problem });
         }
-        let width = u64::from(header.u32("clip.vision.embedding_length")?);
-        let inner = u64::from(header.u32("clip.vision.feed_forward_length")?);
-        let patches = u64::from(VISION_MERGED_TOKENS) * 4;
-        // Input and residual, q k v and the attention's output, then the inner layer: two widths and the larger of both.
-        let floats = patches * (2 * width + (4 * width).max(inner));
-        self.vision = Some(VisionFacts { weights, work_bytes: align_up(floats * 4, ARENA_ALIGN_BYTES) });
-        self.file_bytes += weights.bytes;
+        let patch = u64::from(header.u32("clip.vision.patch_size")?);
+        let merge = u64::from(header.opt_u32("clip.vision.spatial_merge_size")?.unwrap_or(2));
+        self.vision = Some(VisionFacts {
+            weights,
+            places_bytes,
+            width: header.u32("clip.vision.embedding_length")?,
+            inner: header.u32("clip.vision.feed_forward_length")?,
+            patch_floats: patch.saturating_mul(patch).saturating_mul(3),
+            joined: merge.saturating_mul(merge),
+        });
+        self.file_bytes += file_bytes(header)?;
         self.check()
     }
 
@@ -396,6 +405,3 @@ impl PlanModel {
         Ok(self)
     }
 }
-
-/// The largest image is scaled down to this many tokens.
-const VISION_MERGED_TOKENS: u32 = 4096;

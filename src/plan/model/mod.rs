@@ -11,6 +11,7 @@ pub use programs::{LayerWork, WorkBuffer, WorkForms};
 
 use thiserror::Error;
 
+use crate::program::{ARENA_ALIGN_BYTES, Row, align_up};
 use crate::quant::Format;
 
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -179,9 +180,38 @@ pub struct DraftFacts {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VisionFacts {
+    /// Every tensor but the learned places.
     pub weights: DenseFacts,
-    /// Buffers for the largest image.
-    pub work_bytes: u64,
+    /// The learned places, f32.
+    pub places_bytes: u64,
+    pub width: u32,
+    /// Width inside a feed-forward layer.
+    pub inner: u32,
+    /// Numbers of a patch.
+    pub patch_floats: u64,
+    /// Patches of a token.
+    pub joined: u64,
+}
+
+impl VisionFacts {
+    pub fn weights_bytes(&self) -> u64 {
+        self.weights.bytes.saturating_add(self.places_bytes)
+    }
+
+    /// Buffers for a picture of so many tokens, before the program is built: the residual, and what lives beside it at one time.
+    pub fn work_bytes(&self, tokens: u32) -> u64 {
+        let patches = u64::from(tokens).saturating_mul(self.joined);
+        let of = |floats: u64| align_up(patches.saturating_mul(floats).saturating_mul(4), ARENA_ALIGN_BYTES);
+        let (width, inner) = (u64::from(self.width), u64::from(self.inner));
+        let beside = [self.patch_floats, 3 * width, inner].map(of).into_iter().max().unwrap_or(0);
+        let lists = patches.saturating_mul(size_of::<Row>() as u64).saturating_add(4 * u64::from(tokens));
+        [of(width), of(width), beside, lists].into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Rows of the last pictures, each as large as one may be.
+    pub fn kept_bytes(&self, tokens: u32, model_width: u32) -> u64 {
+        u64::from(tokens).saturating_mul(crate::plan::rules::KEPT_PICTURES.into()).saturating_mul(4 * u64::from(model_width))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]

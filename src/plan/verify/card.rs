@@ -17,7 +17,6 @@ pub struct Seen<'a> {
     layers: &'a [LayerFacts],
     first: bool,
     last: bool,
-    vision: bool,
     draft: Option<&'a LayerFacts>,
     draft_head_bytes: u64,
     /// The experts lie where they are loaded, because the card is the processor.
@@ -40,7 +39,6 @@ impl<'a> Check<'a> {
             layers: self.layers(stage),
             first: stage.layers.start == 0,
             last,
-            vision: self.limits.vision,
             draft: draft.map(|d| &d.block),
             draft_head_bytes: draft.map_or(0, |d| d.head_bytes),
             in_place: card.backend == BackendKind::Cpu && self.limits.ram_experts != RamExperts::Disk,
@@ -61,8 +59,6 @@ impl Seen<'_> {
             Consumer::Head => exactly(if self.last { up(self.model.head.bytes) } else { 0 }),
             Consumer::DraftWeights => exactly(self.draft.map_or(0, |d| up(d.dense.bytes + self.draft_head_bytes))),
             Consumer::DraftExperts => exactly(self.draft.and_then(|d| d.experts.as_ref()).map_or(0, |e| up(all_bytes(e)))),
-            Consumer::VisionWeights => exactly(self.of_vision(|v| v.weights.bytes)),
-            Consumer::VisionWork => exactly(self.of_vision(|v| v.work_bytes)),
             Consumer::ExpertsInPlace => exactly(if self.in_place { self.experts().map(|e| up(all_bytes(e))).sum() } else { 0 }),
             Consumer::KvCache => exactly(self.layers.iter().map(|l| self.kv(l, self.settings.resident_cells)).sum()),
             Consumer::DraftKv => exactly(self.draft.map_or(0, |d| self.kv(d, self.settings.cells))),
@@ -89,6 +85,9 @@ impl Seen<'_> {
             | Consumer::HostStaging
             | Consumer::LoadStaging
             | Consumer::KvSpill
+            | Consumer::VisionWeights
+            | Consumer::VisionWork
+            | Consumer::VisionRows
             | Consumer::ExpertBuffers
             | Consumer::RamExperts
             | Consumer::CardsInRam
@@ -127,10 +126,6 @@ impl Seen<'_> {
 
     fn with_draft(&self) -> impl Iterator<Item = &LayerFacts> {
         self.layers.iter().chain(self.draft)
-    }
-
-    fn of_vision(&self, bytes: impl Fn(&crate::plan::model::VisionFacts) -> u64) -> u64 {
-        self.model.vision.as_ref().filter(|_| self.vision && self.first).map_or(0, |v| up(bytes(v)))
     }
 
     /// Rows of the widest window.

@@ -39,6 +39,7 @@ impl Check<'_> {
                 };
                 exactly(u64::from(s.slots) * cells * model.layers.iter().map(token).sum::<u64>())
             }
+            Consumer::VisionWeights | Consumer::VisionWork | Consumer::VisionRows => self.vision(consumer),
             Consumer::ExpertBuffers => self.expert_buffers(rows),
             Consumer::RamExperts => exactly(self.experts_off_cards()),
             Consumer::CardsInRam => exactly(self.taken(|stage| self.shares(stage))),
@@ -52,7 +53,6 @@ impl Check<'_> {
             | Consumer::Head
             | Consumer::DraftWeights
             | Consumer::DraftExperts
-            | Consumer::VisionWeights
             | Consumer::ExpertsInPlace
             | Consumer::KvCache
             | Consumer::DraftKv
@@ -64,7 +64,6 @@ impl Check<'_> {
             | Consumer::PromptWork
             | Consumer::SelectionScores
             | Consumer::KvWindow
-            | Consumer::VisionWork
             | Consumer::DecodeWork
             | Consumer::KernelScratch
             | Consumer::ExpertSlots
@@ -111,6 +110,25 @@ impl Check<'_> {
         });
         let least: u64 = least.sum::<u64>() * MIB;
         Want { least, most: 2 * least }
+    }
+
+    /// The encoder in RAM: its tensors; the residual with its norm and the widest of patches, queries with keys and values, and
+    /// inner layer; rows of four pictures. Of a built one what it said.
+    fn vision(&self, consumer: Consumer) -> Want {
+        let Some(v) = self.model.vision.as_ref().filter(|_| self.limits.vision) else { return exactly(0) };
+        let tokens = u64::from(self.limits.vision_tokens);
+        let patches = tokens * v.joined;
+        match (consumer, self.limits.vision_arenas) {
+            (Consumer::VisionRows, _) => exactly(tokens * 4 * u64::from(self.model.width) * 4),
+            (Consumer::VisionWeights, Some(built)) => exactly(built.weights_bytes),
+            (_, Some(built)) => exactly(built.work_bytes),
+            (Consumer::VisionWeights, None) => exactly(v.weights.bytes + v.places_bytes),
+            (_, None) => {
+                let (width, inner) = (u64::from(v.width), u64::from(v.inner));
+                let least = patches * 4 * (2 * width + v.patch_floats.max(3 * width).max(inner));
+                Want { least, most: least + 64 * patches + 4 * tokens + 1024 }
+            }
+        }
     }
 
     /// Inputs and results of all rows, hidden values of those that the processor has in work, and slabs for exchanges and reads.

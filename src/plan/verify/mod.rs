@@ -103,6 +103,7 @@ impl<'a> Check<'a> {
     fn request(&mut self) {
         let (s, l) = (&self.plan.settings, self.limits);
         let same = s.kv == l.kv && s.slots == l.slots && s.draft == l.draft && s.vision == l.vision;
+        let same = same && s.vision_tokens == l.vision_tokens;
         self.require("request", same, || "cache type, slots, draft or vision are not what was asked for".into());
         if let Some(context) = l.context {
             self.equal("request", "context", s.context_tokens.into(), context.into());

@@ -302,7 +302,7 @@ impl Attention {
 }
 
 /// Replaces scores by `exp(score - max)` and returns their sum.
-fn exponentials(scores: &mut [f32]) -> f32 {
+pub(super) fn exponentials(scores: &mut [f32]) -> f32 {
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     scores.iter_mut().for_each(|s| *s = (*s - max).exp());
     scores.iter().sum()

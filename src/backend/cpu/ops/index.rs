@@ -96,7 +96,7 @@ impl Kernel for IndexAppend {
                 pooled.iter_mut().for_each(|sum| *sum /= ratio as f32);
                 let scale = rms_scale(pooled, self.eps);
                 pooled.iter_mut().zip(weight).for_each(|(v, w)| *v = *v * scale * w);
-                angles(&self.rope, span.position_before(run.rows, i, ratio - 1), turns);
+                angles(&self.rope, span.position_before(run.rows, run.earlier, i, ratio - 1), turns);
                 rotate(pooled, self.rope.pairing, turns);
             }
         }

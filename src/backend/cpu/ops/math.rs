@@ -18,6 +18,11 @@ pub fn gelu_tanh(x: f32) -> f32 {
     0.5 * x * (1.0 + (SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x)).tanh())
 }
 
+/// `x * P(X <= x)` of a standard normal `X`.
+pub fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
 pub fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
@@ -25,6 +30,13 @@ pub fn softplus(x: f32) -> f32 {
 /// `1 / sqrt(mean(x^2) + eps)`, summed in double precision.
 pub fn rms_scale(x: &[f32], eps: f32) -> f32 {
     (1.0 / (sum_squares(x) / x.len() as f64 + f64::from(eps)).sqrt()) as f32
+}
+
+/// Mean and `1 / sqrt(variance + eps)`, summed in double precision.
+pub fn mean_and_scale(x: &[f32], eps: f32) -> (f32, f32) {
+    let mean = total(x) / x.len() as f64;
+    let variance = spread(x, mean) / x.len() as f64;
+    (mean as f32, (1.0 / (variance + f64::from(eps)).sqrt()) as f32)
 }
 
 /// Partial sums of a dot product: the order of [`crate::quant::Format::dot_row`].
@@ -127,19 +139,35 @@ for_each_width! {
     /// Dot products of `w` with every row of `x`.
     dot_rows = dot_rows_body(w: &[f32], x: &Mat<'_, f32>, out: &mut [f32])
 }
+/// `sum term(x)` in double precision.
 #[inline(always)]
-fn sum_squares_body(x: &[f32]) -> f64 {
+fn sum_of(x: &[f32], term: impl Fn(f64) -> f64) -> f64 {
     let mut lanes = [0.0f64; LANES];
     let (groups, rest) = x.as_chunks::<LANES>();
     for group in groups {
         for lane in 0..LANES {
-            lanes[lane] += f64::from(group[lane]) * f64::from(group[lane]);
+            lanes[lane] += term(f64::from(group[lane]));
         }
     }
     for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane += f64::from(*x) * f64::from(*x);
+        *lane += term(f64::from(*x));
     }
     lanes.iter().sum()
+}
+
+#[inline(always)]
+fn sum_squares_body(x: &[f32]) -> f64 {
+    sum_of(x, |x| x * x)
+}
+
+#[inline(always)]
+fn total_body(x: &[f32]) -> f64 {
+    sum_of(x, |x| x)
+}
+
+#[inline(always)]
+fn spread_body(x: &[f32], mean: f64) -> f64 {
+    sum_of(x, |x| (x - mean) * (x - mean))
 }
 
 #[inline(always)]
@@ -159,6 +187,14 @@ fn add_products_of_body(out: &mut [f32], a: &[f32], b: &[f32]) {
 for_each_width! {
     /// Sum of squares in double precision.
     sum_squares = sum_squares_body(x: &[f32]) -> f64
+}
+for_each_width! {
+    /// Sum in double precision.
+    total = total_body(x: &[f32]) -> f64
+}
+for_each_width! {
+    /// Sum of squared distances from `mean` in double precision.
+    spread = spread_body(x: &[f32], mean: f64) -> f64
 }
 for_each_width! {
     /// `out = x * scale * weight`
@@ -204,6 +240,10 @@ mod tests {
         assert_eq!(silu(-200.0), -0.0);
         assert_eq!(sigmoid(-200.0), 0.0);
         assert!((gelu_tanh(1.0) - 0.841_192).abs() < 1e-6);
+        assert!((gelu_erf(1.0) - 0.841_344_7).abs() < 1e-6);
+        assert!((gelu_erf(-2.0) + 0.045_500_3).abs() < 1e-6);
+        let (mean, scale) = mean_and_scale(&[1.0, 2.0, 3.0, 6.0], 0.5);
+        assert_eq!((mean, scale), (3.0, 0.5));
         assert!((softplus(0.0) - std::f32::consts::LN_2).abs() < 1e-7);
         assert_eq!(softplus(30.0), 30.0);
     }

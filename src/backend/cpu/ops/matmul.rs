@@ -4,7 +4,7 @@ use super::super::exec::{Kernel, Run, Thread};
 use super::super::layout::{Layout, Matrix, Place, Vector};
 use super::super::pool::Poisoned;
 use super::super::view::{Mat, MatMut, carve, carve_bytes};
-use super::math::{dot_rows, gelu_tanh, sigmoid, silu, softplus};
+use super::math::{dot_rows, gelu_erf, gelu_tanh, sigmoid, silu, softplus};
 use crate::program::{Epilogue, GateActivation, MatMulPart, PartWeights, View};
 
 /// Output rows of a matrix that a thread takes at once.
@@ -30,6 +30,8 @@ pub enum Finish {
     Silu { scale: f32 },
     Sigmoid { scale: f32, factor: f32 },
     Decay { a: Vector, dt: Vector },
+    GeluTanh,
+    GeluErf,
     Accumulate,
 }
 
@@ -39,6 +41,8 @@ impl Finish {
             Epilogue::None => Finish::Store,
             Epilogue::Silu { scale } => Finish::Silu { scale },
             Epilogue::Sigmoid { scale, factor } => Finish::Sigmoid { scale, factor },
+            Epilogue::GeluTanh => Finish::GeluTanh,
+            Epilogue::GeluErf => Finish::GeluErf,
             Epilogue::Accumulate => Finish::Accumulate,
             Epilogue::Decay { a, dt } => {
                 let (a, dt) = (layout.vector(a)?, layout.vector(dt)?);
@@ -57,6 +61,8 @@ impl Finish {
             Finish::Silu { scale } => silu(product * scale),
             Finish::Sigmoid { scale, factor } => factor * sigmoid(product * scale),
             Finish::Decay { a, dt } => a.get(run)[o] * softplus(product + dt.get(run)[o]),
+            Finish::GeluTanh => gelu_tanh(product),
+            Finish::GeluErf => gelu_erf(product),
             Finish::Accumulate => *out + product,
         };
     }

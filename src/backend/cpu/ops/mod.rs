@@ -13,6 +13,7 @@ mod matmul;
 mod moe;
 mod ngram;
 mod norm;
+mod window;
 
 use super::exec::Kernel;
 use super::layout::{Layout, check_operands};
@@ -27,6 +28,11 @@ pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {
         Op::Repeat { x, out } => Box::new(elementwise::Repeat::new(layout, *x, *out)?),
         Op::Add { x, y, scale } => Box::new(elementwise::Add::new(layout, *x, *y, *scale)?),
         Op::GatherOutputs { x, out } => Box::new(elementwise::Gather::new(layout, *x, *out)?),
+        Op::JoinRows { x, out } => Box::new(elementwise::Join::new(layout, *x, *out)?),
+        Op::LayerNorm { .. } => Box::new(norm::LayerNorm::new(layout, op)?),
+        Op::WindowAttention { .. } => reference_or(layout, window::WindowAttention::new(layout, op)?, |style, op| {
+            Box::new(fast::window::WindowAttention { op, level: style.level })
+        }),
         Op::RmsNorm { .. } => Box::new(norm::RmsNorm::new(layout, op)?),
         Op::HeadNormRope { .. } => Box::new(norm::HeadNormRope::new(layout, op)?),
         Op::MatMul { x, parts } => match layout.style {
@@ -56,7 +62,7 @@ pub fn build(layout: &Layout<'_>, op: &Op) -> Result<Box<dyn Kernel>, String> {
             Box::new(fast::moe::ExpertDownEach { op, style })
         }),
         Op::ExpertSum { .. } => Box::new(moe::ExpertSum::new(layout, op)?),
-        Op::HostExperts { .. } | Op::HostJoin { .. } => return Err("this step is the host's".into()),
+        Op::HostExperts { .. } | Op::HostJoin { .. } | Op::Pause => return Err("this step is the host's".into()),
         Op::NgramGate { .. } => Box::new(ngram::NgramGate::new(layout, op)?),
     })
 }

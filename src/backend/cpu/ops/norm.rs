@@ -1,9 +1,9 @@
-//! RMS norms (1.1) and the rotary embedding (1.3).
+//! RMS norms (1.1), layer norms, and the rotary embedding (1.3).
 
 use super::super::exec::{Kernel, Thread};
 use super::super::layout::{HeadsPlace, Layout, Place, Vector};
 use super::super::pool::Poisoned;
-use super::math::{rms_scale, scaled};
+use super::math::{mean_and_scale, rms_scale, scaled};
 use super::wrong_op;
 use crate::backend::rope::rotate;
 use crate::program::{Op, RopePairing};
@@ -73,6 +73,41 @@ fn norm_in_place(x: &mut [f32], eps: f32, weight: Option<&[f32]>, first: usize) 
             let weight = weight.iter().cycle().skip(first % weight.len());
             x.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * scale * w);
         }
+    }
+}
+
+#[derive(Debug)]
+pub struct LayerNorm {
+    x: Place,
+    weight: Vector,
+    bias: Vector,
+    out: Place,
+    eps: f32,
+}
+
+impl LayerNorm {
+    pub fn new(layout: &Layout<'_>, op: &Op) -> Result<LayerNorm, String> {
+        let Op::LayerNorm { x, weight, bias, out, eps } = op else { return wrong_op() };
+        let (weight, bias) = (layout.vector(*weight)?, layout.vector(*bias)?);
+        if [out.width as usize, weight.len, bias.len] != [x.width as usize; 3] {
+            return Err("operands of different widths".into());
+        }
+        Ok(LayerNorm { x: layout.view(*x)?, weight, bias, out: layout.view(*out)?, eps: *eps })
+    }
+}
+
+impl Kernel for LayerNorm {
+    fn run(&self, thread: &mut Thread<'_>) -> Result<(), Poisoned> {
+        let x = self.x.read::<f32>(thread.run);
+        let (weight, bias) = (self.weight.get(thread.run), self.bias.get(thread.run));
+        for piece in self.out.write::<f32>(thread).whole_rows() {
+            let x = x.row(piece.row);
+            let (mean, scale) = mean_and_scale(x, self.eps);
+            for (((out, x), w), b) in piece.data.iter_mut().zip(x).zip(weight).zip(bias) {
+                *out = (x - mean) * scale * w + b;
+            }
+        }
+        Ok(())
     }
 }
 

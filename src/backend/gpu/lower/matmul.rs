@@ -42,14 +42,15 @@ enum To {
 }
 
 /// Epilogue as arguments: kind, scale, factor.
-fn epilogue_code(epilogue: Epilogue) -> (u32, f32, f32) {
-    match epilogue {
+fn epilogue_code(epilogue: Epilogue) -> Outcome<(u32, f32, f32)> {
+    Ok(match epilogue {
         Epilogue::None => (0, 1.0, 1.0),
         Epilogue::Silu { scale } => (1, scale, 1.0),
         Epilogue::Sigmoid { scale, factor } => (2, scale, factor),
         Epilogue::Decay { .. } => (3, 1.0, 1.0),
         Epilogue::Accumulate => (4, 1.0, 1.0),
-    }
+        Epilogue::GeluTanh | Epilogue::GeluErf => return Err("a product with GELU is not supported on this backend".into()),
+    })
 }
 
 /// A product to be cut into launches.
@@ -107,9 +108,18 @@ impl<'a> Lowering<'a> {
         Ok(Second::Before { at, stride })
     }
 
+    /// Whether products of these rows with quantised weights round them.
+    pub(super) fn rounds_activations(&self, x: View) -> bool {
+        match self.target.activations {
+            Activations::Float => false,
+            Activations::TwoBytes => true,
+            Activations::TwoBytesOfMany => !self.few_rows(x),
+        }
+    }
+
     /// Rounds the rows of a view, if the device wants that for a format and has not done so for this view.
     pub(super) fn quantise(&mut self, x: View, format: Format) -> Outcome<(u32, u32)> {
-        if self.target.activations == Activations::Float || !rounds(format) {
+        if !self.rounds_activations(x) || !rounds(format) {
             return Ok((NONE, 0));
         }
         if let Some(q) = self.quantised.filter(|q| q.x == x) {
@@ -191,7 +201,7 @@ impl<'a> Lowering<'a> {
             Second::Before { at, stride } => (at + first, stride),
             _ => (NONE, 0),
         };
-        let (epilogue, epilogue_scale, epilogue_factor) = epilogue_code(p.epilogue);
+        let (epilogue, epilogue_scale, epilogue_factor) = epilogue_code(p.epilogue)?;
         let args = MatArgs {
             x_at,
             x_stride,

@@ -95,12 +95,8 @@ macro_rules! float_kernels {
         float_kernels!(@zip $(#[$feature])? add(x, y) => add_v(x, y));
         float_kernels!(@zip $(#[$feature])? mul(x, y) => mul_v(x, y));
         float_kernels!(@zip $(#[$feature])? silu_mul(x, y) => mul_v(mul_v(x, sigmoid_v(x)), y));
-        // gelu(x) = x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u) with u = sqrt(2 / pi) * (x + 0.044715 * x^3).
-        float_kernels!(@zip $(#[$feature])? gelu_mul(x, y) => {
-            let cubic = mul_v(mul_v(x, x), set(0.044715 * 1.595_769));
-            let u2 = mul_v(x, add_v(cubic, set(1.595_769)));
-            mul_v(mul_v(x, sigmoid_v(u2)), y)
-        });
+        float_kernels!(@map $(#[$feature])? gelu(x,) () => gelu_v(x));
+        float_kernels!(@zip $(#[$feature])? gelu_mul(x, y) => mul_v(gelu_v(x), y));
 
         $(#[$feature])?
         pub(super) unsafe fn scale_mul(x: &[f32], weight: &[f32], factor: f32, out: &mut [f32]) {
@@ -222,6 +218,15 @@ macro_rules! float_kernels {
         $(#[$feature])?
         fn sigmoid_v(x: V) -> V {
             div_v(set(1.0), add_v(set(1.0), exp_v(sub_v(zero(), x))))
+        }
+
+        /// `x / 2 * (1 + tanh(u)) = x * sigmoid(2 * u)` with `u = sqrt(2 / pi) * (x + 0.044715 * x^3)`.
+        #[inline]
+        $(#[$feature])?
+        fn gelu_v(x: V) -> V {
+            let cubic = mul_v(mul_v(x, x), set(0.044715 * 1.595_769));
+            let u2 = mul_v(x, add_v(cubic, set(1.595_769)));
+            mul_v(x, sigmoid_v(u2))
         }
 
         /// Dot products of `R` rows of weights with `T` rows of `x`, over `n` values; `out[t * stride + r]` is written,

@@ -65,6 +65,8 @@ dispatch! {
     fn sigmoid(x: &mut [f32]) { true }
     /// `x = x * sigmoid(x)`.
     fn silu(x: &mut [f32]) { true }
+    /// `x = gelu(x)`, with the tanh approximation of gelu.
+    fn gelu(x: &mut [f32]) { true }
     /// `gate = silu(gate) * up`.
     fn silu_mul(gate: &mut [f32], up: &[f32]) { gate.len() == up.len() }
     /// `gate = gelu(gate) * up`, with the tanh approximation of gelu.

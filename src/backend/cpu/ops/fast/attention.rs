@@ -23,7 +23,7 @@ use crate::program::KvFormat;
 use crate::quant::legacy::{BlockQ4_0, BlockQ8_0};
 
 /// Queries that a tile of a prompt holds, about.
-const TILE_QUERIES: usize = 96;
+pub(super) const TILE_QUERIES: usize = 96;
 /// Most parts that the cells of a row are split into.
 const MAX_CHUNKS: usize = 64;
 const MIN_CHUNK_CELLS: usize = 256;
@@ -82,7 +82,7 @@ impl Softmax<'_> {
 }
 
 /// The working memory and the sizes of one thread.
-struct Worker<'s> {
+pub(super) struct Worker<'s> {
     level: Level,
     /// Elements of a head, and with padding.
     dim: usize,
@@ -94,6 +94,11 @@ struct Worker<'s> {
     joined: (&'s mut [f32], &'s mut [f32], &'s mut [f32]),
 }
 
+/// Elements of a head with its padding.
+fn padded(dim: usize) -> usize {
+    dim.next_multiple_of(16)
+}
+
 /// The operands of a run.
 struct Operands<'a> {
     q: Mat<'a, f32>,
@@ -102,7 +107,7 @@ struct Operands<'a> {
 
 impl Attention {
     fn padded(&self) -> usize {
-        self.op.cache.dim.next_multiple_of(16)
+        padded(self.op.cache.dim)
     }
 
     /// Query heads of one KV head.
@@ -116,22 +121,7 @@ impl Attention {
     }
 
     fn worker<'s>(&self, scratch: &mut &'s mut [u8]) -> Worker<'s> {
-        let (padded, queries) = (self.padded(), self.tile() * self.group());
-        let mut floats = |len: usize| -> &'s mut [f32] { carve(scratch, len) };
-        Worker {
-            level: self.level,
-            dim: self.op.cache.dim,
-            padded,
-            cells: Cells { k: floats(BLOCK * padded), v: floats(BLOCK * padded), count: 0 },
-            running: Running {
-                q: floats(queries * padded),
-                scores: floats(queries * BLOCK),
-                sums: floats(queries * padded),
-                max: floats(queries),
-                total: floats(queries),
-            },
-            joined: (floats(queries * padded), floats(queries), floats(queries)),
-        }
+        Worker::new(self.level, self.op.cache.dim, self.tile() * self.group(), scratch)
     }
 
     /// Floats of one partial result: sums, maximum, total.
@@ -162,14 +152,8 @@ impl Attention {
     fn load_queries(&self, worker: &mut Worker<'_>, q: &Mat<'_, f32>, rows: Range<usize>, kv_head: usize) -> usize {
         let group = self.group();
         let queries = rows.len() * group;
-        let padded = worker.padded;
-        for (i, out) in worker.running.q[..queries * padded].chunks_exact_mut(padded).enumerate() {
-            let head = kv_head * group + i % group;
-            let from = self.op.q.head(q, rows.start + i / group, head);
-            out[from.len()..].fill(0.0);
-            out.iter_mut().zip(from).for_each(|(out, q)| *out = q * self.op.scale);
-        }
-        worker.begin(queries);
+        let head = |i: usize| self.op.q.head(q, rows.start + i / group, kv_head * group + i % group);
+        worker.load_queries(queries, self.op.scale, head);
         queries
     }
 
@@ -355,15 +339,13 @@ impl Attention {
         queries: usize,
         out: &MatMut<'_, f32>,
     ) {
-        let (group, padded) = (self.group(), worker.padded);
+        let group = self.group();
         for i in 0..queries {
             let (row, head) = (rows.start + i / group, kv_head * group + i % group);
             let first = head * self.op.out.step;
             // SAFETY: the heads of a KV head and a tile of rows are one thread's item.
             let out = unsafe { out.part(row, first..first + self.op.out.dim) };
-            let total = worker.joined.2[i];
-            let sums = &worker.joined.0[i * padded..];
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum / total);
+            worker.result(i, out);
             self.finish(operands, row, head, out);
         }
     }
@@ -434,7 +416,54 @@ impl Cells<'_> {
     }
 }
 
+impl<'s> Worker<'s> {
+    pub fn new(level: Level, dim: usize, queries: usize, scratch: &mut &'s mut [u8]) -> Worker<'s> {
+        let padded = padded(dim);
+        let mut floats = |len: usize| -> &'s mut [f32] { carve(scratch, len) };
+        Worker {
+            level,
+            dim,
+            padded,
+            cells: Cells { k: floats(BLOCK * padded), v: floats(BLOCK * padded), count: 0 },
+            running: Running {
+                q: floats(queries * padded),
+                scores: floats(queries * BLOCK),
+                sums: floats(queries * padded),
+                max: floats(queries),
+                total: floats(queries),
+            },
+            joined: (floats(queries * padded), floats(queries), floats(queries)),
+        }
+    }
+
+    pub fn scratch_bytes(dim: usize, queries: usize) -> usize {
+        let padded = padded(dim);
+        2 * carve_bytes::<f32>(BLOCK * padded)
+            + 3 * carve_bytes::<f32>(queries * padded)
+            + carve_bytes::<f32>(queries * BLOCK)
+            + 4 * carve_bytes::<f32>(queries)
+    }
+}
+
 impl Worker<'_> {
+    /// Begins with so many queries, each times `scale`.
+    pub fn load_queries<'a>(&mut self, queries: usize, scale: f32, query: impl Fn(usize) -> &'a [f32]) {
+        let padded = self.padded;
+        for (i, out) in self.running.q[..queries * padded].chunks_exact_mut(padded).enumerate() {
+            let from = query(i);
+            out[from.len()..].fill(0.0);
+            out.iter_mut().zip(from).for_each(|(out, q)| *out = q * scale);
+        }
+        self.begin(queries);
+    }
+
+    /// What a query has got of all chunks that have ended.
+    pub fn result(&self, query: usize, out: &mut [f32]) {
+        let total = self.joined.2[query];
+        let sums = &self.joined.0[query * self.padded..];
+        out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum / total);
+    }
+
     fn begin(&mut self, queries: usize) {
         self.running.begin(queries, self.padded);
         for query in 0..queries {
@@ -451,7 +480,7 @@ impl Worker<'_> {
     }
 
     /// Joins the chunk at hand to those before, and begins another.
-    fn end_chunk(&mut self, queries: usize) {
+    pub fn end_chunk(&mut self, queries: usize) {
         let level = self.level;
         for query in 0..queries {
             let (mut joined, (sums, max, total)) = self.joined(query);
@@ -460,7 +489,8 @@ impl Worker<'_> {
         self.running.begin(queries, self.padded);
     }
 
-    fn push<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], cell: usize) {
+    /// Takes a cell into the block at hand.
+    pub fn push<K: CacheElement, V: CacheElement>(&mut self, keys: &[K], values: &[V], cell: usize) {
         let to = self.cells.count * self.padded..(self.cells.count + 1) * self.padded;
         K::widen(one(keys, cell, self.dim), self.dim, &mut self.cells.k[to.clone()]);
         V::widen(one(values, cell, self.dim), self.dim, &mut self.cells.v[to]);
@@ -468,7 +498,7 @@ impl Worker<'_> {
     }
 
     /// Takes the gathered cells into the running softmax: all are visible to all queries.
-    fn absorb(&mut self, queries: usize) {
+    pub fn absorb(&mut self, queries: usize) {
         let (count, padded) = (std::mem::take(&mut self.cells.count), self.padded);
         if count == 0 {
             return;
@@ -529,11 +559,7 @@ impl Worker<'_> {
 
 impl Kernel for Attention {
     fn scratch_bytes(&self) -> usize {
-        let (padded, queries) = (self.padded(), self.tile() * self.group());
-        2 * carve_bytes::<f32>(BLOCK * padded)
-            + 3 * carve_bytes::<f32>(queries * padded)
-            + carve_bytes::<f32>(queries * BLOCK)
-            + 4 * carve_bytes::<f32>(queries)
+        Worker::scratch_bytes(self.op.cache.dim, self.tile() * self.group())
     }
 
     fn shared_bytes(&self) -> usize {

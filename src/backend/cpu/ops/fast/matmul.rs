@@ -141,8 +141,12 @@ fn finish(part: &Part, run: &Run<'_>, first: usize, result: &mut [f32], out: &mu
             scale_by(level, factor, result);
             out.copy_from_slice(result);
         }
+        Finish::GeluTanh => {
+            floats::gelu(level.simd(), result);
+            out.copy_from_slice(result);
+        }
         Finish::Accumulate => out.iter_mut().zip(result).for_each(|(out, v)| *out += *v),
-        Finish::Decay { .. } => {
+        Finish::GeluErf | Finish::Decay { .. } => {
             for (i, (out, v)) in out.iter_mut().zip(result).enumerate() {
                 part.finish.apply(run, first + i, *v, out);
             }

@@ -6,5 +6,6 @@ pub mod delta;
 pub mod matmul;
 pub mod moe;
 mod product;
+pub mod window;
 
 pub use product::Style;
