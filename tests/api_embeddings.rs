@@ -217,6 +217,6 @@ fn an_embedding_model_writes_no_text_and_offers_none() {
     }
     let document = get(&server, "/openapi.json").json();
     assert!(document["paths"][PATH]["post"].is_object());
-    assert_eq!(document, openapi_document(END as usize + 1, Some(WIDTH)));
+    assert_eq!(document, openapi_document(END as usize + 1, Some(WIDTH), false));
     assert!(strata::server::listing(true).iter().any(|line| line.contains(PATH)));
 }

@@ -163,7 +163,7 @@ fn native_routes_and_the_document() {
     assert_eq!(ask(&server, "/detokenize", &json!({ "tokens": ids }))["content"], "The red box");
     let document = get(&server, "/openapi.json").json();
     let vocab = status["model"]["vocab"].as_u64().unwrap() as usize;
-    assert_eq!(document, openapi_document(vocab, None));
+    assert_eq!(document, openapi_document(vocab, None, false));
     assert!(document["paths"]["/v1/embeddings"].is_null(), "what cannot be answered is not offered");
     for line in strata::server::listing(false) {
         let mut words = line.split_whitespace();

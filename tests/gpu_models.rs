@@ -12,11 +12,11 @@ use common::skip::skipped;
 use common::*;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::backend::discovery::{CardOptions, NamedCard};
-use strata::backend::webgpu::{VULKAN, WebGpuBackend};
+use strata::backend::webgpu::{Tile, Tuning, VULKAN, WebGpuBackend, fastest};
 use strata::backend::{ArenaSizes, Backend, BackendError, CardUse, Faults, VirtualCard, VirtualFacts};
 use strata::gguf::ModelFiles;
 use strata::model::{Model, Tensors};
-use strata::program::ArenaKind;
+use strata::program::{ArenaKind, KvFormat};
 use strata::units::TokenId;
 
 /// Rows of the widest window used here.
@@ -86,6 +86,62 @@ fn iq3_xxs() {
 #[test]
 fn iq2_xs_in_two_shards() {
     check_fixture(TRAINED[3], &PROMPTS[..1]);
+}
+
+/// Kernels that cards choose from. Rounding to 15 bits moves logits as on the processor's fast mode: by 1e-4 for this file.
+#[test]
+fn tiles_of_f16_and_of_packed_bytes_give_the_reference() {
+    let Some(card) = software_card() else { return };
+    let name = TRAINED[0];
+    let mut npz = references(name);
+    let tokens = ids(&npz.ints("p0_tokens"));
+    for (tile, most) in [(Tile::Half, 1e-4), (Tile::Bytes, 3e-4)] {
+        let backend = open_card(&card, Some(Tuning::plain(32).with_tile(tile)));
+        let mut engine = open_on(&model_path(name), Box::new(backend), exact_options());
+        let logits = prompt_logits(&mut engine, &tokens, CHUNK as usize);
+        let d = distance(&mut npz, 0, &logits);
+        println!("{name}, {} tiles: relative L2 {:.2e}", tile.name(), d.relative_l2);
+        assert!(d.relative_l2 <= most, "{name}, {} tiles: relative L2 {:.2e}", tile.name(), d.relative_l2);
+    }
+}
+
+#[test]
+fn tiles_are_tried_on_a_card_and_the_fastest_with_right_answers_is_taken() {
+    let Some(card) = software_card() else { return };
+    let tried = VULKAN.try_tiles(&card).expect("the plain kernels run");
+    let tiles: Vec<Tile> = tried.iter().map(|t| t.tile).collect();
+    assert!(tiles.contains(&Tile::Float) && tiles.contains(&Tile::Bytes), "{tiles:?}");
+    for t in &tried {
+        let (time, distance) = t.outcome.as_ref().unwrap_or_else(|e| panic!("{}: {e}", t.tile.name()));
+        println!("{} tiles: {time:?}, relative distance {distance:.1e}", t.tile.name());
+        assert!(!time.is_zero() && *distance <= 1e-4, "{}: {distance:.1e}", t.tile.name());
+    }
+    assert!(tiles.contains(&fastest(&tried)));
+    // A processor's kernels have no tiles, and nothing is tried.
+    let (tuning, told) = VULKAN.tuning_for(&card, &CardOptions::default()).expect("the card is there");
+    assert_eq!((tuning.tile, told.as_str()), (Tile::None, ""));
+}
+
+/// As on simulated cards, a key or value between two codes may fall to another one than on the processor.
+#[test]
+fn caches_of_blocks_give_what_they_give_on_the_processor() {
+    let Some(card) = software_card() else { return };
+    let name = TRAINED[0];
+    let tokens: Vec<TokenId> = ids(&references(name).ints("p0_tokens")).into_iter().take(CHUNK as usize + 3).collect();
+    let options = |kv| strata::engine::OpenOptions { kv, ..exact_options() };
+    let logits = |mut engine: strata::engine::Engine| {
+        let mut s = engine.start().expect("a free slot");
+        all_logits(&mut engine, &mut s, &tokens, CHUNK as usize)
+    };
+    let apart = |a: &[Vec<f32>], b: &[Vec<f32>]| relative_l2(a.iter().map(Vec::as_slice).zip(b.iter().map(Vec::as_slice)));
+    let exact = logits(open_with(name, Mode::Reference, 2, options(KvFormat::F32)));
+    for kv in [KvFormat::Q8_0, KvFormat::K8V4, KvFormat::Q4_0] {
+        let expected = logits(open_with(name, Mode::Reference, 2, options(kv)));
+        assert!(apart(&expected, &exact) > 0.0, "{} changes nothing", kv.name());
+        let d = apart(&logits(open_on(&model_path(name), device(&card), options(kv))), &expected);
+        println!("{name}, {}: relative L2 {d:.2e} from the processor", kv.name());
+        assert!(d <= 5e-4, "{name}, {}: {d:.2e}", kv.name());
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use common::*;
 use strata::backend::ArenaSizes;
+use strata::backend::gpu::join::{MAX_PARTS, join};
 use strata::backend::gpu::kernels::MAX_VECTOR_ROWS;
 use strata::backend::gpu::{
     Activations, Counts, KERNELS, Launch, Lowered, NONE, Operand, Region, Room, Target, Tiles, lower, supports,
@@ -84,7 +85,7 @@ fn check_windows(stage: &Stage, lowered: &Lowered, target: &Target) {
 fn every_fixture_lowers_inside_its_arenas() {
     for name in TRAINED.into_iter().chain([RANDOM]) {
         let stage = stage_of(name);
-        for activations in [Activations::Float, Activations::TwoBytes] {
+        for activations in [Activations::Float, Activations::TwoBytes, Activations::TwoBytesOfMany] {
             for max_binding_bytes in [u64::MAX, 128 << 20, 6 << 20] {
                 let target = target(max_binding_bytes, activations);
                 for (index, program) in stage.programs.iter().enumerate() {
@@ -167,6 +168,37 @@ fn prompts_use_the_delta_rule_in_chunks_where_a_device_has_room_for_it() {
         for (keys, chunks) in [(128, !few(index)), (4, false), (0, false)] {
             assert_eq!(uses(index, keys, "delta_chunks"), chunks, "program {index}, room for {keys} keys");
             assert_eq!(uses(index, keys, "delta_rule"), !chunks, "program {index}, room for {keys} keys");
+        }
+    }
+}
+
+#[test]
+fn products_of_one_input_are_joined_and_none_is_lost() {
+    for name in TRAINED.into_iter().chain([RANDOM]) {
+        let stage = stage_of(name);
+        for max_binding_bytes in [u64::MAX, 6 << 20] {
+            let target = target(max_binding_bytes, Activations::TwoBytesOfMany);
+            for index in 0..stage.programs.len() {
+                let lowered = lower(&stage, index, ArenaSizes::of(&stage), &target).expect("the program lowers");
+                let joined = join(&lowered, &target);
+                assert_eq!(joined.steps.len(), lowered.steps.len());
+                assert!(joined.launches.len() < lowered.launches.len(), "{name}: nothing is joined");
+                // The address of every matrix and the place of every result, as before.
+                let places = |words: &[u32], launch: &Launch| {
+                    let word = |field: &str| launch.args.layout().fields.iter().position(|f| f.name == field).map(|i| words[i]);
+                    let start = |operand| launch.window(operand).map_or(0, |window| window.offset_bytes);
+                    let matrix = word("w0_at_bytes").map(|at| start(Operand::W0) + u64::from(at));
+                    let bias = word("bias_at").filter(|at| *at != NONE).map(|at| start(Operand::W2) + 4 * u64::from(at));
+                    (launch.kernel, matrix, bias, word("out_at"), word("outs"))
+                };
+                let before: Vec<_> = lowered.launches.iter().map(|launch| places(launch.args.words(), launch)).collect();
+                let parts = joined.launches.iter().flat_map(|j| j.parts.iter().map(|part| places(part, &j.launch)));
+                assert_eq!(parts.collect::<Vec<_>>(), before, "{name}");
+                let groups = |launch: &Launch| launch.grid[0].get(&Counts { rows: 1, outputs: 1, spans: 1 });
+                let all: u32 = lowered.launches.iter().map(groups).sum();
+                assert_eq!(joined.launches.iter().map(|j| groups(&j.launch)).sum::<u32>(), all, "{name}: workgroups");
+                assert!(joined.launches.iter().all(|j| j.parts.len() <= MAX_PARTS));
+            }
         }
     }
 }

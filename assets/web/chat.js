@@ -2,6 +2,7 @@
 
 import { renderMarkdown } from "/web/markdown.js";
 import { api, make } from "/web/app.js";
+import { isAnyAttached, notice, startPictures, takeAttached, thumbs } from "/web/pictures.js";
 
 const $ = (id) => document.getElementById(id);
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "max_tokens", "seed"];
@@ -20,11 +21,20 @@ const read = (key, otherwise) => {
   }
 };
 
+/// Keeps the conversations. Where there is no room for all pictures, those of the oldest conversations go first.
 function save() {
-  try {
-    localStorage.setItem(STORE, JSON.stringify(conversations.filter((c) => c.messages.length).slice(0, 100)));
-  } catch {
-    // A full or forbidden store only means that this conversation ends with the page.
+  const kept = conversations.filter((c) => c.messages.length).slice(0, 100);
+  const without = (conversation) => ({
+    ...conversation,
+    messages: conversation.messages.map((m) => (m.pictures ? { ...m, pictures: m.pictures.map(({ name }) => ({ name })) } : m)),
+  });
+  for (let full = kept.length; full >= 0; full -= 1) {
+    try {
+      localStorage.setItem(STORE, JSON.stringify(kept.map((c, i) => (i < full ? c : without(c)))));
+      return;
+    } catch {
+      // A full or forbidden store only means that what does not fit ends with the page.
+    }
   }
 }
 
@@ -89,6 +99,7 @@ function view(message, index) {
   };
   const body = make("div", "body");
   if (message.role === "user") {
+    if (message.pictures?.length) element.append(thumbs(message.pictures));
     body.textContent = message.content;
   } else {
     if (message.reasoning) element.append(thinking(message));
@@ -116,16 +127,17 @@ function thinking(message, open = false) {
 
 function edit(element, index) {
   const area = make("textarea", "edit");
+  const pictures = [...(current.messages[index].pictures ?? [])];
   area.value = current.messages[index].content;
   area.setAttribute("aria-label", "Edit the message; Ctrl+Enter sends it");
   const done = make("button", "primary", "Send");
   const cancel = make("button", "", "Cancel");
   const send = () => {
     const text = area.value.trim();
-    if (!text) return;
+    if (!text && !pictures.length) return;
     stop();
     current.messages.length = index;
-    ask(text);
+    ask(text, pictures);
   };
   done.addEventListener("click", send);
   cancel.addEventListener("click", show);
@@ -133,7 +145,13 @@ function edit(element, index) {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send();
     if (event.key === "Escape") show();
   });
-  element.replaceChildren(area, make("div", "actions", done, cancel));
+  const shown = make("div");
+  const draw = () => shown.replaceChildren(thumbs(pictures, (at) => {
+    pictures.splice(at, 1);
+    draw();
+  }));
+  draw();
+  element.replaceChildren(shown, area, make("div", "actions", done, cancel));
   area.focus();
 }
 
@@ -143,11 +161,18 @@ function regenerate(index) {
   answer();
 }
 
+/// A message as the server takes it: pictures before the words about them.
+function sent({ role, content, reasoning, pictures }) {
+  if (reasoning) return { role, content, reasoning_content: reasoning };
+  const seen = (pictures ?? []).filter((picture) => picture.url);
+  if (!seen.length) return { role, content };
+  const parts = seen.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return { role, content: content ? [...parts, { type: "text", text: content }] : parts };
+}
+
 function request() {
   const system = $("system").value.trim();
-  const said = current.messages.filter((m) => !m.error).map(({ role, content, reasoning }) => {
-    return reasoning ? { role, content, reasoning_content: reasoning } : { role, content };
-  });
+  const said = current.messages.filter((m) => !m.error).map(sent);
   const body = {
     messages: system ? [{ role: "system", content: system }, ...said] : said,
     stream: true,
@@ -161,9 +186,9 @@ function request() {
   return body;
 }
 
-export async function ask(text) {
-  current.messages.push({ role: "user", content: text });
-  if (current.messages.length === 1) current.title = text.slice(0, 60);
+export async function ask(text, pictures = []) {
+  current.messages.push(pictures.length ? { role: "user", content: text, pictures } : { role: "user", content: text });
+  if (current.messages.length === 1) current.title = text.slice(0, 60) || "A picture";
   await answer();
 }
 
@@ -282,18 +307,11 @@ function fit() {
 function submit() {
   const text = $("input").value.trim();
   if (running) return stop();
-  if (!text) return;
+  if (!text && !isAnyAttached()) return;
   $("input").value = "";
+  notice("");
   fit();
-  ask(text);
-}
-
-/// Says at once what would only be an error later: files cannot be sent.
-function refuseFiles(event) {
-  const items = [...((event.clipboardData ?? event.dataTransfer)?.items ?? [])];
-  if (!items.some((item) => item.kind === "file")) return;
-  event.preventDefault();
-  $("notice").hidden = event.type === "dragover";
+  ask(text, takeAttached());
 }
 
 function keepSettings() {
@@ -316,10 +334,10 @@ export function startChat() {
     submit();
   });
   $("input").addEventListener("input", () => {
-    $("notice").hidden = true;
+    notice("");
     fit();
   });
-  for (const kind of ["paste", "dragover", "drop"]) document.addEventListener(kind, refuseFiles);
+  startPictures(fit);
   $("input").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !running) {
       event.preventDefault();

@@ -1,6 +1,7 @@
 // Monitor and About: what /v1/status tells, drawn once a second while it is looked at.
 
 import { api, make } from "/web/app.js";
+import { setEye } from "/web/pictures.js";
 
 const $ = (id) => document.getElementById(id);
 const HISTORY = 120;
@@ -140,8 +141,11 @@ function showMonitor(status) {
 }
 
 function showAbout(status) {
-  const pictures = "not supported: text only";
-  pairs($("about-model"), { ...status.model, pictures, devices: (status.engine?.devices ?? []).map((d) => `${d.id}: ${d.detail}`), version: status.version });
+  const { vision, ...model } = status.model;
+  const pictures = vision
+    ? `PNG, JPEG, WebP, GIF; each is ${vision.min_tokens} to ${vision.max_tokens} tokens, one for ${vision.side_pixels} x ${vision.side_pixels} pixels`
+    : "not supported: text only";
+  pairs($("about-model"), { ...model, pictures, devices: (status.engine?.devices ?? []).map((d) => `${d.id}: ${d.detail}`), version: status.version });
   pairs($("about-config"), status.configuration ?? {});
   const base = location.origin;
   $("about-use").textContent = [
@@ -156,6 +160,7 @@ function showAbout(status) {
 export async function refresh(tab) {
   const status = await (await api("/v1/status")).json();
   document.getElementById("model").textContent = status.model.id;
+  setEye(status.model.vision);
   if (tab === "monitor") showMonitor(status);
   if (tab === "about") showAbout(status);
 }

@@ -49,10 +49,6 @@ struct ThirtyTwo {
     high: Sixteen,
 }
 
-fn bytes_f32(word: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8(word));
-}
-
 fn signed_bytes_f32(word: u32) -> vec4<f32> {
     return vec4<f32>(unpack4xI8(word));
 }
@@ -62,32 +58,28 @@ fn spread4(bits: u32) -> u32 {
     return (bits & 1u) | ((bits & 2u) << 7u) | ((bits & 4u) << 14u) | ((bits & 8u) << 21u);
 }
 
-// Four values, negated where a bit is set.
-fn flipped4(v: vec4<f32>, bits: u32) -> vec4<f32> {
-    let signs = (vec4<u32>(bits) << vec4<u32>(31u, 30u, 29u, 28u)) & vec4<u32>(0x80000000u);
-    return bitcast<vec4<f32>>(bitcast<vec4<u32>>(v) ^ signs);
+// Four signed bytes, none of them 0, negated where a bit is set.
+fn flipped4(word: u32, bits: u32) -> u32 {
+    let ones = spread4(bits);
+    return (word ^ (ones * 0xffu)) + ones;
 }
 
-// Sixteen codes of a byte each: scale * code + offset.
-fn affine16(codes: vec4<u32>, scale: f32, offset: f32) -> Sixteen {
-    let o = vec4<f32>(offset);
-    return Sixteen(
-        scale * bytes_f32(codes.x) + o,
-        scale * bytes_f32(codes.y) + o,
-        scale * bytes_f32(codes.z) + o,
-        scale * bytes_f32(codes.w) + o,
-    );
+// Sixteen neighbouring weights, `scale * code + offset`: codes are signed bytes, four to a word. Formats without minima have no
+// offset (HAS_OFFSET).
+struct Coded {
+    codes: vec4<u32>,
+    scale: f32,
+    offset: f32,
 }
 
-// scale * (code - zero), exactly as the specification rounds.
-fn centred16(codes: vec4<u32>, scale: f32, zero: f32) -> Sixteen {
-    let z = vec4<f32>(zero);
-    return Sixteen(
-        scale * (bytes_f32(codes.x) - z),
-        scale * (bytes_f32(codes.y) - z),
-        scale * (bytes_f32(codes.z) - z),
-        scale * (bytes_f32(codes.w) - z),
-    );
+fn affine16(codes: vec4<u32>, scale: f32, offset: f32) -> Coded {
+    return Coded(codes, scale, offset);
+}
+
+// Codes from 0 to 127, less a number that all four bytes of `zeros` hold.
+fn centred16(codes: vec4<u32>, scale: f32, zeros: u32) -> Coded {
+    let signs = vec4<u32>(0x80808080u);
+    return Coded(((codes | signs) - vec4<u32>(zeros)) ^ signs, scale, 0.0);
 }
 
 fn nibbles4(words: vec4<u32>, half: u32) -> vec4<u32> {

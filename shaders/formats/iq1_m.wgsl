@@ -1,9 +1,10 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 56u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 #include "common/grids.wgsl"
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let scales = vec4<u32>(
         half_word_at(block + 48u),
         half_word_at(block + 50u),
@@ -17,6 +18,5 @@ fn decode16(block: u32, part: u32) -> Sixteen {
     let high = byte_at(block + 32u + part);
     let low = half_word_at(block + 2u * part);
     let indices = vec2<u32>((low & 255u) | ((high & 7u) << 8u), (low >> 8u) | ((high & 0x70u) << 4u));
-    let delta = vec2<f32>(select(0.125, -0.125, (high & 8u) != 0u), select(0.125, -0.125, (high & 0x80u) != 0u));
-    return shifted_grid16(indices, scale, delta);
+    return shifted_grid16(indices, scale, vec2<bool>((high & 8u) != 0u, (high & 0x80u) != 0u));
 }

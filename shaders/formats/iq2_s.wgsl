@@ -1,9 +1,10 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 82u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 #include "common/grids.wgsl"
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let packed = byte_at(block + 74u + part / 2u) >> (4u * (part % 2u));
     let scale = half_at(block) * (0.5 + f32(packed & 15u)) * 0.25;
     let high = byte_at(block + 66u + part / 2u) >> (4u * (part % 2u));

@@ -1,9 +1,10 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 66u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 #include "common/grids.wgsl"
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let group = block + 2u + 8u * (part / 2u);
     let packed = word_at(group + 4u);
     let scale = half_at(block) * (0.5 + f32(packed >> 28u)) * 0.25;

@@ -1,9 +1,10 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 136u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 #include "common/codes.wgsl"
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let group = part / 2u;
     let low = (byte_at(block + 4u + group / 2u) >> (4u * (group % 2u))) & 15u;
     let high = (half_word_at(block + 2u) >> (2u * group)) & 3u;

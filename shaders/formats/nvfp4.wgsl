@@ -1,9 +1,10 @@
 const BLOCK_LEN: u32 = 64u;
 const BLOCK_BYTES: u32 = 36u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 #include "common/codes.wgsl"
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let scale = byte_at(block + part);
     let exponent = (scale >> 3u) & 15u;
     let mantissa = scale & 7u;

@@ -1,8 +1,9 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 84u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = true;
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let packed = byte_at(block + part);
     let scale = half_at(block + 80u) * f32(packed & 15u);
     let low = half_at(block + 82u) * f32(packed >> 4u);

@@ -1,6 +1,7 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 144u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = true;
 
 // Six-bit scale and minimum of a group of 32.
 fn scale_and_min(packed: u32, group: u32) -> vec2<f32> {
@@ -20,12 +21,12 @@ fn decode32(block: u32, pair: u32) -> ThirtyTwo {
     let scale = d.x * packed.x;
     let least = -(d.y * packed.y);
     return ThirtyTwo(
-        affine16(nibbles4(aligned4(i), pair % 2u), scale, least),
-        affine16(nibbles4(aligned4(i + 4u), pair % 2u), scale, least),
+        decoded(affine16(nibbles4(aligned4(i), pair % 2u), scale, least)),
+        decoded(affine16(nibbles4(aligned4(i + 4u), pair % 2u), scale, least)),
     );
 }
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let group = part / 2u;
     let packed = scale_and_min(block + 4u, group);
     let codes = nibbles4(words4_at(block + 16u + 32u * (group / 2u) + 16u * (part % 2u)), group % 2u);

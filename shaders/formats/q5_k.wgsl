@@ -1,6 +1,7 @@
 const BLOCK_LEN: u32 = 256u;
 const BLOCK_BYTES: u32 = 176u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = true;
 
 // Six-bit scale and minimum of a group of 32.
 fn scale_and_min(packed: u32, group: u32) -> vec2<f32> {
@@ -13,7 +14,7 @@ fn scale_and_min(packed: u32, group: u32) -> vec2<f32> {
     return vec2<f32>(f32(scale), f32(least));
 }
 
-fn decode16(block: u32, part: u32) -> Sixteen {
+fn coded16(block: u32, part: u32) -> Coded {
     let group = part / 2u;
     let packed = scale_and_min(block + 4u, group);
     let codes = nibbles4(words4_at(block + 48u + 32u * (group / 2u) + 16u * (part % 2u)), group % 2u);

@@ -1,6 +1,7 @@
 const BLOCK_LEN: u32 = 32u;
 const BLOCK_BYTES: u32 = 34u;
 const HAS_TAIL: bool = false;
+const HAS_OFFSET: bool = false;
 
 // The scale, then the codes, which begin with the upper half of a word or with the next.
 fn decode32(block: u32, pair: u32) -> ThirtyTwo {
@@ -14,19 +15,9 @@ fn decode32(block: u32, pair: u32) -> ThirtyTwo {
     let half = vec4<u32>(16u);
     let p = select((a >> half) | (a_next << half), a_next, upper);
     let q = select((b >> half) | (b_next << half), b_next, upper);
-    return ThirtyTwo(
-        Sixteen(d * signed_bytes_f32(p.x), d * signed_bytes_f32(p.y), d * signed_bytes_f32(p.z), d * signed_bytes_f32(p.w)),
-        Sixteen(d * signed_bytes_f32(q.x), d * signed_bytes_f32(q.y), d * signed_bytes_f32(q.z), d * signed_bytes_f32(q.w)),
-    );
+    return ThirtyTwo(decoded(Coded(p, d, 0.0)), decoded(Coded(q, d, 0.0)));
 }
 
-fn decode16(block: u32, part: u32) -> Sixteen {
-    let d = half_at(block);
-    let q = words4_at(block + 2u + 16u * part);
-    return Sixteen(
-        d * signed_bytes_f32(q.x),
-        d * signed_bytes_f32(q.y),
-        d * signed_bytes_f32(q.z),
-        d * signed_bytes_f32(q.w),
-    );
+fn coded16(block: u32, part: u32) -> Coded {
+    return Coded(words4_at(block + 2u + 16u * part), half_at(block), 0.0);
 }

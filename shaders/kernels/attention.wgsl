@@ -3,7 +3,7 @@
 #include "common/work.wgsl"
 #include "common/rows.wgsl"
 #include "common/functions.wgsl"
-#include "common/cache.wgsl"
+#include "cache"
 
 const LOWEST: f32 = -3.0e38;
 // Elements of a head that a thread adds up.
@@ -59,8 +59,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let share = (c.count + args.splits - 1u) / args.splits;
     let begin = min(group.z * share, c.count);
     let finish = min(begin + share, c.count);
-    for (var i = thread; i < args.dim; i += THREADS) {
-        query[i] = work_f32(args.q_at + row * args.q_stride + head * args.q_head_stride + i) * args.scale;
+    let query_at = args.q_at + row * args.q_stride + head * args.q_head_stride;
+    // Cells may have more elements than a head, which are zeros.
+    for (var i = thread; i < MAX_HEAD_DIM; i += THREADS) {
+        query[i] = select(0.0, work_f32(query_at + min(i, args.dim - 1u)) * args.scale, i < args.dim);
     }
     workgroupBarrier();
     var top = LOWEST;
@@ -69,27 +71,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var e = 0u; e < ELEMENTS; e++) {
         out[e] = 0.0;
     }
-    let keys = cell_place(slot, 0u, kv_head, 0u);
-    let values = cell_place(slot, 1u, kv_head, 0u);
-    let cell_words = select(args.dim, args.dim / 2u, CACHE_F16);
+    let keys = key_place(slot, kv_head, 0u);
+    let values = value_place(slot, kv_head, 0u);
     for (var tile = begin; tile < finish; tile += THREADS) {
         var score = LOWEST;
         var cell = 0u;
         if (tile + thread < finish) {
             cell = cell_at(c, tile + thread);
             if (cell >= c.first) {
-                score = 0.0;
-                let key = keys + cell * cell_words;
-                if (CACHE_F16) {
-                    for (var i = 0u; i < args.dim; i += 2u) {
-                        let pair = unpack2x16float(state[key + i / 2u]);
-                        score += query[i] * pair.x + query[i + 1u] * pair.y;
-                    }
-                } else {
-                    for (var i = 0u; i < args.dim; i++) {
-                        score += query[i] * bitcast<f32>(state[key + i]);
-                    }
-                }
+                score = key_product(keys + cell * key_step());
             }
         }
         scores[thread] = score;
@@ -112,11 +102,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var j = 0u; j < here; j++) {
             let weight = weights[j];
             sum += weight;
-            let value = values + cells[j] * cell_words;
+            let value = values + cells[j] * value_step();
             for (var e = 0u; e < ELEMENTS; e++) {
                 let i = thread + e * THREADS;
                 if (i < args.dim) {
-                    out[e] += weight * cached(value, i);
+                    out[e] += weight * cached_value(value, i);
                 }
             }
         }

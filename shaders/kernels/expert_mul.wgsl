@@ -8,6 +8,12 @@ fn x_place(n: u32) -> u32 {
     return input_place(pairs[n]);
 }
 
+// Of the 20 words for 32 inputs.
+fn rounded_place(n: u32) -> u32 {
+    let pair = pairs[n];
+    return args.q_at + pair / args.used * args.q_stride + pair % args.used * args.x_pair_stride / 32u * 20u;
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let entry = args.tiles_at + 1u + 3u * group.y;

@@ -1,6 +1,6 @@
 #include "common/work.wgsl"
 #include "common/rows.wgsl"
-#include "common/cache.wgsl"
+#include "common/cache_floats.wgsl"
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -13,8 +13,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let i = column % args.dim;
     let k = args.k_at + group.y * args.k_stride + column;
     let v = args.v_at + group.y * args.v_stride + column;
-    let k_place = cell_place(slot, 0u, column / args.dim, cell);
-    let v_place = cell_place(slot, 1u, column / args.dim, cell);
+    let k_place = key_place(slot, column / args.dim, cell);
+    let v_place = value_place(slot, column / args.dim, cell);
     if (!CACHE_F16) {
         state[k_place + i] = work[k];
         state[v_place + i] = work[v];

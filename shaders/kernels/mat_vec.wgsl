@@ -20,6 +20,10 @@ fn x_place(n: u32) -> u32 {
     return args.x_at + min(first_row + n, last_row) * args.x_stride;
 }
 
+fn rounded_place(n: u32) -> u32 {
+    return args.q_at + min(first_row + n, last_row) * args.q_stride;
+}
+
 // Threads past the last output repeat it and store nothing.
 fn row_of(o: u32) -> u32 {
     return min(first_output + o, args.outs - 1u) * args.row_bytes;
@@ -84,11 +88,22 @@ fn store(row: u32, column: u32, product: f32, second: f32) {
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    // Workgroups of the parts follow one another.
+    var part = 0u;
+    var mine = group.x;
+    for (var p = 0u; p + 1u < PARTS; p++) {
+        let groups = (parts[p].outs + TILE_OUTS - 1u) / TILE_OUTS;
+        if (part == p && mine >= groups) {
+            mine -= groups;
+            part++;
+        }
+    }
+    args = parts[part];
     // Nothing is launched for no rows.
     let rows = run[args.rows_at];
     first_row = group.y * TILE_ROWS;
     last_row = rows - 1u;
-    first_output = group.x * TILE_OUTS;
+    first_output = mine * TILE_OUTS;
     add_products(thread, args.cols);
     if (thread % LANES != 0u) {
         return;

@@ -14,6 +14,7 @@ mod model_sheet;
 mod npy;
 mod open;
 mod output;
+mod pictures;
 mod plan;
 mod read;
 mod report;

@@ -20,18 +20,28 @@ pub fn read_file(path: &Path, most_bytes: u64) -> Result<String, CliError> {
     read_text(file, &path.display().to_string(), most_bytes)
 }
 
+/// A file of at most `most_bytes` that need not be text.
+pub fn read_bytes(path: &Path, most_bytes: u64) -> Result<Vec<u8>, CliError> {
+    let file = File::open(path).map_err(|e| CliError::io("read", path, e))?;
+    read_limited(file, &path.display().to_string(), most_bytes)
+}
+
 /// Everything on standard input.
 pub fn read_stdin() -> Result<String, CliError> {
     read_text(io::stdin().lock(), STDIN, MOST_TEXT_BYTES)
 }
 
 fn read_text(from: impl Read, name: &str, most_bytes: u64) -> Result<String, CliError> {
+    as_text(read_limited(from, name, most_bytes)?, name)
+}
+
+fn read_limited(from: impl Read, name: &str, most_bytes: u64) -> Result<Vec<u8>, CliError> {
     let mut bytes = Vec::new();
     from.take(most_bytes + 1).read_to_end(&mut bytes).map_err(|e| CliError::io("read", name, e))?;
     if bytes.len() as u64 > most_bytes {
         return Err(too_long(name, most_bytes));
     }
-    as_text(bytes, name)
+    Ok(bytes)
 }
 
 /// The next line with its end, appended to `text`; false at the end of the input.

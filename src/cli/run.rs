@@ -12,11 +12,13 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{Loaded, OpenModel, Opening, Stopping};
 use super::output::{Output, note};
+use super::pictures::{PictureArgs, prepare, show};
 use super::read::read_stdin;
 use super::report::Report;
 use super::text::{Chat, Form, Prompt, first_messages, open_tokenizer, raw_prompt};
 use super::trace::{keep_trace, trace_file};
 use crate::engine::{Finish, GenerateOptions, Generation};
+use crate::plan::DEFAULT_VISION_TOKENS;
 use crate::tokenizer::{ShowSpecial, Tokenizer};
 
 const EXAMPLES: &str = "\
@@ -26,6 +28,7 @@ Examples:
   cat notes.txt | strata run -m model.gguf --system \"Summarise in one sentence\"
   strata run -m model.gguf --raw \"Once upon a time\" --stop \"The end\"
   strata run -m model.gguf --json \"Name a colour\" | jq .text
+  strata run -m model.gguf --vision-file mmproj.gguf --picture cat.jpg \"What is this?\"
 
 The answer goes to standard output, thinking and the summary to standard error.";
 
@@ -43,6 +46,8 @@ pub struct RunArgs {
     /// Continue the text as it is, without the chat template
     #[arg(long)]
     raw: bool,
+    #[command(flatten)]
+    pictures: PictureArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// One JSON object at the end instead of text
@@ -80,28 +85,28 @@ pub fn run(args: &RunArgs) -> Result<(), CliError> {
 /// Answers the prompt, and keeps what the router chose in the file `trace`.
 pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     let text = read_prompt(args)?;
+    let pixels = args.pictures.read(&args.compute)?;
     let opened = OpenModel::open(&args.model)?;
     opened.must_write_text()?;
     let tokenizer = open_tokenizer(&opened.files)?;
-    let (prompt, stops) = make_prompt(args, &opened, &tokenizer, &text)?;
-    if args.verbose_prompt {
-        note(format!("{}\n({} tokens)", prompt.text, prompt.tokens.len()));
-    }
+    let (mut prompt, stops) = make_prompt(args, &opened, &tokenizer, &text)?;
     let interrupt = Interrupt::install()?;
     let most = args.sampling.max_tokens();
     // A new answer should have room even where the prompt alone fills the usual context.
-    let needed = prompt.tokens.len().saturating_add(most.unwrap_or(USUAL_ANSWER_TOKENS));
+    let most_seen = args.compute.wishes.vision_tokens.unwrap_or(DEFAULT_VISION_TOKENS) as usize;
+    let seen = pixels.len().saturating_mul(most_seen);
+    let needed = prompt.tokens.len().saturating_add(seen).saturating_add(most.unwrap_or(USUAL_ANSWER_TOKENS));
     let context = opened.context(args.context.ctx_size, needed, USUAL_CONTEXT_TOKENS);
-    if prompt.tokens.len() > context as usize {
-        return Err(CliError::Usage(format!(
-            "the prompt has {} tokens and the context holds {context}; give a larger --ctx-size (the model was trained for {})",
-            prompt.tokens.len(),
-            opened.model.dims().context,
-        )));
-    }
+    check_room(&opened, prompt.tokens.len(), context)?;
     let trace = trace.map(|path| trace_file(&opened.files, path)).transpose()?;
     let opening = Opening { record: trace.is_some(), ..Opening::new(context, &args.compute, Stopping::AtOnce) };
     let mut loaded = opened.load(&args.compute, opening, &interrupt)?;
+    let pictures = pixels.iter().map(|pixels| prepare(&loaded.engine, pixels)).collect::<Result<Vec<_>, _>>()?;
+    prompt.place(&tokenizer, &pictures)?;
+    check_room(&opened, prompt.tokens.len(), context)?;
+    if args.verbose_prompt {
+        note(format!("{}\n({} tokens)", prompt.text, prompt.tokens.len()));
+    }
     let mut answer = Answer::new(&prompt.form, if args.json { Show::Nothing } else { Show::Stream });
     let mut generation = start(args, &loaded, &tokenizer, (prompt, stops), &interrupt)?;
     let mut sequence = loaded.engine.start()?;
@@ -136,6 +141,16 @@ pub fn answer(args: &RunArgs, trace: Option<&Path>) -> Result<(), CliError> {
     if stopped { Err(CliError::Interrupted { told: true }) } else { Ok(()) }
 }
 
+fn check_room(opened: &OpenModel, tokens: usize, context: u32) -> Result<(), CliError> {
+    if tokens <= context as usize {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "the prompt has {tokens} tokens and the context holds {context}; give a larger --ctx-size (the model was trained for {})",
+        opened.model.dims().context,
+    )))
+}
+
 /// Without `-n` and `--ctx-size`, room for an answer of this length.
 const USUAL_ANSWER_TOKENS: usize = 2048;
 const USUAL_CONTEXT_TOKENS: u32 = 4096;
@@ -165,10 +180,13 @@ fn make_prompt(args: &RunArgs, opened: &OpenModel, tokenizer: &Tokenizer, text: 
         if args.template.system.is_some() {
             return Err(CliError::Usage("--system needs the chat template, which --raw leaves out".into()));
         }
+        if !args.pictures.is_empty() {
+            return Err(CliError::Usage("--picture needs the chat template, which --raw leaves out".into()));
+        }
         return Ok((raw_prompt(tokenizer, text)?, Vec::new()));
     }
     let chat = Chat::open(&opened.files, tokenizer)?;
-    let prompt = chat.prompt(tokenizer, &first_messages(&args.template, text), args.template.thinking())?;
+    let prompt = chat.prompt(tokenizer, &first_messages(&args.template, args.pictures.len(), text), args.template.thinking())?;
     Ok((prompt, chat.stops()))
 }
 
@@ -187,5 +205,9 @@ fn start<'a>(
         interrupt: interrupt.flag(),
         ..GenerateOptions::default()
     };
-    Generation::new(tokenizer, loaded.engine.dims(), args.sampling.params(), prompt.tokens, options).map_err(generate_error)
+    let tokens = prompt.tokens.clone();
+    let generation = Generation::new(tokenizer, loaded.engine.dims(), args.sampling.params(), tokens, options);
+    let mut generation = generation.map_err(generate_error)?;
+    show(&mut generation, &loaded.engine, &prompt)?;
+    Ok(generation)
 }

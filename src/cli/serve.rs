@@ -135,13 +135,14 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     let (template, stops) = Chat::open(&opened.files, &tokenizer)?.into_parts();
     let interrupt = Interrupt::install()?;
     let context = opened.context(args.service.ctx_size, 0, USUAL_CONTEXT_TOKENS);
-    let facts = ModelFacts {
+    let mut facts = ModelFacts {
         name: opened.model.name.clone(),
         file: file_name(&opened.files.name()),
         context: context as usize,
         trained_context: opened.model.dims().context as usize,
         vocab: tokenizer.vocab_len(),
         embedding_width: opened.model.dims().pooling.map(|_| opened.model.dims().width as usize),
+        vision: None,
     };
     let mut options = options(args, &facts, keys, stops);
     let address = SocketAddr::new(args.network.host, args.network.port);
@@ -150,6 +151,10 @@ pub fn serve(args: &ServeArgs) -> Result<(), CliError> {
     // The first engine is opened here, where its errors have exit codes.
     let opening = opening(args, &opened, context);
     let (first, keeps) = open_first(&opened, args, opening, &interrupt)?;
+    facts.vision = first.engine.vision().cloned();
+    if facts.vision.is_some() && !template.writes_pictures() {
+        note("note: the chat template knows no pictures; their places are put into the text that it is given");
+    }
     options.about["cache_ram"] = json!(Size(keeps.cache_ram).to_string());
     let service_options = ServiceOptions {
         queue: args.service.queue as usize,

@@ -1,11 +1,15 @@
 //! The words of a model: its tokenizer and chat template, with errors that name the file.
 
+use std::sync::Arc;
+
 use serde_json::{Value as Json, json};
 
 use super::args::TemplateArgs;
 use super::error::CliError;
 use super::output::note;
 use crate::gguf::ModelFiles;
+use crate::picture::{Patches, Placed, place};
+use crate::tokenizer::content::{Content, picture_numbers};
 use crate::tokenizer::{ChatRequest, ChatTemplate, RenderedChat, Special, TemplateSource, ThinkSplitter, Tokenizer};
 use crate::units::TokenId;
 
@@ -44,9 +48,35 @@ pub enum Form {
 
 /// A prompt as the model will see it.
 pub struct Prompt {
+    /// A picture is one token until it is placed.
     pub tokens: Vec<TokenId>,
     pub text: String,
     pub form: Form,
+    /// The pictures that were placed.
+    pub pictures: Vec<Placed>,
+    /// Numbers of the pictures that belong to it, in order.
+    numbers: Vec<usize>,
+}
+
+impl Prompt {
+    fn new(tokens: Vec<TokenId>, text: String, form: Form) -> Prompt {
+        Prompt { tokens, text, form, pictures: Vec::new(), numbers: Vec::new() }
+    }
+
+    /// Puts the pictures at their places. `all` are those of the conversation, by their numbers.
+    pub fn place(&mut self, tokenizer: &Tokenizer, all: &[Arc<Patches>]) -> Result<(), CliError> {
+        let numbers = std::mem::take(&mut self.numbers);
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let Some(token) = tokenizer.picture_token() else {
+            return Err(CliError::Usage("the model's vocabulary has no token for pictures".into()));
+        };
+        let pictures: Vec<_> = numbers.iter().filter_map(|number| all.get(*number)).cloned().collect();
+        let placed = place(&self.tokens, token, &pictures).map_err(|e| CliError::Failed(e.to_string()))?;
+        (self.tokens, self.pictures) = placed;
+        Ok(())
+    }
 }
 
 impl Chat {
@@ -65,18 +95,20 @@ impl Chat {
 
     /// Renders a conversation with the opening of an answer.
     pub fn prompt(&self, tokenizer: &Tokenizer, messages: &[Json], thinking: Option<bool>) -> Result<Prompt, CliError> {
-        let rendered = self.render(messages, thinking, true)?;
-        let tokens = tokenizer.encode_chat(&rendered).map_err(|e| CliError::Failed(e.to_string()))?;
-        let text = rendered.text().to_owned();
-        let form = if self.dialogue { Form::Dialogue } else { Form::Chat(ThinkSplitter::after_prompt(&text)) };
-        Ok(Prompt { tokens, text, form })
+        self.encode(tokenizer, messages, &self.render(messages, thinking, true)?)
     }
 
-    /// How many tokens of a prompt belong to the conversation so far, and not to the opening of the answer: what the
-    /// prompt of the next turn begins with whatever the answer will be.
-    pub fn history_tokens(&self, tokenizer: &Tokenizer, messages: &[Json], thinking: Option<bool>, prompt: &Prompt) -> usize {
-        let closed = self.render(messages, thinking, false).ok().and_then(|closed| tokenizer.encode_chat(&closed).ok());
-        closed.unwrap_or_default().iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count()
+    fn encode(&self, tokenizer: &Tokenizer, messages: &[Json], rendered: &RenderedChat) -> Result<Prompt, CliError> {
+        let tokens = tokenizer.encode_chat(rendered).map_err(|e| CliError::Failed(e.to_string()))?;
+        let text = rendered.text().to_owned();
+        let form = if self.dialogue { Form::Dialogue } else { Form::Chat(ThinkSplitter::after_prompt(&text)) };
+        Ok(Prompt { numbers: picture_numbers(messages), ..Prompt::new(tokens, text, form) })
+    }
+
+    /// The conversation so far without the opening of the answer: what the prompt of the next turn begins with whatever the
+    /// answer will be.
+    pub fn history(&self, tokenizer: &Tokenizer, messages: &[Json], thinking: Option<bool>) -> Result<Prompt, CliError> {
+        self.encode(tokenizer, messages, &self.render(messages, thinking, false)?)
     }
 
     fn render(&self, messages: &[Json], thinking: Option<bool>, open_answer: bool) -> Result<RenderedChat, CliError> {
@@ -111,10 +143,18 @@ pub fn message(role: &str, content: &str) -> Json {
     json!({ "role": role, "content": content })
 }
 
-/// System message and question.
-pub fn first_messages(args: &TemplateArgs, prompt: &str) -> Vec<Json> {
+/// A user's message with pictures, given by their numbers, before the text.
+pub fn question(pictures: impl IntoIterator<Item = usize>, text: &str) -> Json {
+    let mut content = Content::new("");
+    pictures.into_iter().for_each(|number| content.push_picture(number));
+    content.push_text(text);
+    json!({ "role": "user", "content": content.into_json() })
+}
+
+/// System message and question, with so many pictures before it.
+pub fn first_messages(args: &TemplateArgs, pictures: usize, prompt: &str) -> Vec<Json> {
     let system = args.system.as_ref().map(|text| message("system", text));
-    system.into_iter().chain([message("user", prompt)]).collect()
+    system.into_iter().chain([question(0..pictures, prompt)]).collect()
 }
 
 /// Text as it is. A prompt must stay open at its end, so only the token for the beginning is added.
@@ -123,5 +163,5 @@ pub fn raw_prompt(tokenizer: &Tokenizer, text: &str) -> Result<Prompt, CliError>
     if let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.adds_bos() && tokens.first() != Some(bos)) {
         tokens.insert(0, bos);
     }
-    Ok(Prompt { tokens, text: text.to_owned(), form: Form::Raw })
+    Ok(Prompt::new(tokens, text.to_owned(), Form::Raw))
 }

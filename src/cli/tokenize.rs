@@ -78,7 +78,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<(), CliError> {
     let text = read_text(args)?;
     let (text, ids) = if args.chat {
         let chat = Chat::open(&files, &tokenizer)?;
-        let prompt = chat.prompt(&tokenizer, &first_messages(&args.template, &text), args.template.thinking())?;
+        let prompt = chat.prompt(&tokenizer, &first_messages(&args.template, 0, &text), args.template.thinking())?;
         (prompt.text, prompt.tokens)
     } else {
         let special = if args.special { Special::Parse } else { Special::AsText };

@@ -1,7 +1,19 @@
-//! Pictures as plain data, between what decodes them and what looks at them. This room knows neither devices nor models: the
-//! engine says by [`Preprocess`] what its vision encoder wants, and gets [`Patches`].
+//! Pictures: from the bytes of a file to plain data for a vision encoder. This room knows neither devices nor models: the engine
+//! says by [`Preprocess`] what its encoder wants, and gets [`Patches`].
+
+mod decode;
+mod error;
+mod place;
+mod prepare;
+mod resize;
 
 use std::sync::Arc;
+
+pub use decode::{MAX_SIDE_PIXELS, MAX_UNPACKED_BYTES, Pixels, decode};
+pub use error::PictureError;
+pub use place::{PlaceError, place};
+pub use prepare::{MAX_RATIO, read_picture};
+pub use resize::resize;
 
 /// A picture's size in patches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,8 +12,10 @@ use tokio::sync::Semaphore;
 use super::doing::Doing;
 use super::error::{ApiError, Kind};
 use super::metrics::Metrics;
+use super::pictures::PictureRoom;
 use super::tools::ToolFormat;
 use crate::engine::service::Service;
+use crate::picture::Preprocess;
 use crate::sample::{Grammar, GrammarCompiler, GrammarMask, GrammarToken, SampleError, SamplingParams};
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use crate::units::TokenId;
@@ -94,6 +96,8 @@ pub struct ModelFacts {
     pub vocab: usize,
     /// Elements of a vector, if the model gives these and not text.
     pub embedding_width: Option<usize>,
+    /// How pictures shall be that requests bring, if the model sees.
+    pub vision: Option<Preprocess>,
 }
 
 pub struct App {
@@ -105,6 +109,7 @@ pub struct App {
     pub tool_format: ToolFormat,
     /// The template writes tools itself.
     pub template_has_tools: bool,
+    pub pictures: PictureRoom,
     pub metrics: Metrics,
     pub doing: Arc<Doing>,
     pub started: std::time::SystemTime,
@@ -133,6 +138,7 @@ impl App {
             template_has_tools: source.contains("tools"),
             tokenizer,
             template,
+            pictures: PictureRoom::default(),
             metrics: Metrics::new(),
             doing: Arc::default(),
             started: std::time::SystemTime::now(),

@@ -11,7 +11,9 @@ use super::ids;
 use super::tools::{ToolChoice, ToolParser, ToolSpec, describe_in_messages, forced_call, json_grammar};
 use super::turn::{Delivery, Turn};
 use crate::engine::service::{Request, Thinking};
+use crate::picture::{Patches, Placed, place};
 use crate::sample::{Grammar, LogitMask, SamplingParams};
+use crate::tokenizer::content::{picture_numbers, words};
 use crate::tokenizer::{ChatRequest, RenderedChat, ShowSpecial, TemplateError};
 use crate::units::TokenId;
 
@@ -29,8 +31,10 @@ pub enum Format {
 /// A conversation and how to go on with it.
 #[derive(Debug, Clone, Default)]
 pub struct Chat {
-    /// In the form that templates expect.
+    /// In the form that templates expect; contents are made by [`crate::tokenizer::content::Content`].
     pub messages: Vec<Json>,
+    /// By the numbers that the messages' parts give.
+    pub pictures: Vec<Arc<Patches>>,
     pub tools: Vec<ToolSpec>,
     pub tool_choice: ToolChoice,
     pub parallel_calls: bool,
@@ -49,8 +53,11 @@ pub struct Chat {
 
 /// A chat as the model will see it.
 pub struct Prompt {
+    /// A picture is its one place.
     pub text: String,
+    /// A picture is as many as it takes.
     pub tokens: Vec<TokenId>,
+    pub pictures: Vec<Placed>,
 }
 
 /// Requests that are ready for the engine.
@@ -86,7 +93,17 @@ impl Chat {
     pub fn prompt(&self, app: &App) -> Result<Prompt, ApiError> {
         let rendered = self.render(app)?;
         let tokens = app.tokenizer.encode_chat(&rendered).map_err(|e| ApiError::field("messages", e))?;
-        Ok(Prompt { text: rendered.text().to_owned(), tokens })
+        let text = rendered.text().to_owned();
+        if self.pictures.is_empty() {
+            return Ok(Prompt { text, tokens, pictures: Vec::new() });
+        }
+        let Some(picture_token) = app.tokenizer.picture_token() else {
+            return Err(ApiError::field("messages", "the model's vocabulary has no token for pictures; send text only"));
+        };
+        let numbers = picture_numbers(&self.messages);
+        let pictures: Vec<_> = numbers.iter().filter_map(|number| self.pictures.get(*number)).cloned().collect();
+        let (tokens, pictures) = place(&tokens, picture_token, &pictures).map_err(|e| ApiError::field("messages", e))?;
+        Ok(Prompt { text, tokens, pictures })
     }
 
     fn render(&self, app: &App) -> Result<RenderedChat, ApiError> {
@@ -148,6 +165,7 @@ impl Chat {
                 mask: mask.map(|mask| Box::new(mask) as Box<dyn LogitMask>),
                 deadline: app.options.request_timeout.map(|most| Instant::now() + most),
                 label: label.clone(),
+                pictures: prompt.pictures.clone(),
                 ..Request::new(ids::new("req_"), prompt.tokens.clone())
             };
             let parser = parse.then(|| ToolParser::new(app.tool_format, Arc::clone(&tools)));
@@ -229,6 +247,6 @@ fn one_system_message(messages: &[Json]) -> Vec<Json> {
 
 /// What the list of recent requests shows of a conversation.
 fn last_text(messages: &[Json]) -> String {
-    let text = messages.last().and_then(|m| m["content"].as_str()).unwrap_or_default();
+    let text = messages.last().map(|message| words(&message["content"])).unwrap_or_default();
     text.chars().take(200).collect()
 }

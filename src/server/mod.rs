@@ -16,6 +16,7 @@ mod metrics;
 mod native;
 mod openai;
 mod openapi;
+mod pictures;
 mod routes;
 mod sse;
 mod tools;

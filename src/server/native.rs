@@ -14,9 +14,11 @@ use super::chat::in_background;
 use super::error::{ApiError, json_response, text_response};
 use super::fields::{Fields, whole, wrong};
 use super::ids;
+use super::pictures::MAX_PICTURES;
 use crate::engine::service::{RecentRequest, SlotState, SlotStatus, State, Status};
 use crate::engine::{available_memory_bytes, process_memory};
 use crate::experts::TierStats;
+use crate::picture::MAX_SIDE_PIXELS;
 use crate::tokenizer::{ShowSpecial, Special};
 use crate::units::TokenId;
 
@@ -124,7 +126,7 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
         "version": env!("CARGO_PKG_VERSION"),
         "model": { "id": app.options.model_name, "name": app.model.name, "file": app.model.file, "vocab": app.model.vocab,
                    "context": app.model.context, "trained_context": app.model.trained_context,
-                   "embedding_width": app.model.embedding_width },
+                   "embedding_width": app.model.embedding_width, "vision": vision_json(&app) },
         "state": status.state.name(),
         "stalled": status.is_stalled(STALL),
         "restarts": status.restarts,
@@ -153,6 +155,16 @@ pub async fn status(app: Arc<App>, _request: HttpRequest) -> Result<Response, Ap
     Ok(json_response(StatusCode::OK, &reply))
 }
 
+/// What pictures may be, if the model sees any.
+fn vision_json(app: &App) -> Json {
+    app.model.vision.as_ref().map_or(Json::Null, |vision| {
+        json!({
+            "side_pixels": vision.side_pixels(), "min_tokens": vision.min_tokens, "max_tokens": vision.max_tokens,
+            "max_pictures": MAX_PICTURES, "max_side_pixels": MAX_SIDE_PIXELS, "held_bytes": app.pictures.held_bytes(),
+        })
+    })
+}
+
 pub async fn props(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
     let sampling = &app.options.sampling;
     let reply = json!({
@@ -161,7 +173,7 @@ pub async fn props(app: Arc<App>, _request: HttpRequest) -> Result<Response, Api
         "total_slots": app.service.status().slots.len(),
         "chat_template": app.tokenizer.chat_template_source().unwrap_or_default(),
         "can_think": app.template.can_think(),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": app.model.vision.is_some(), "audio": false },
         "bos_token": app.tokenizer.bos().and_then(|id| app.tokenizer.token_text(id)),
         "eos_token": app.tokenizer.eos().and_then(|id| app.tokenizer.token_text(id)),
         "default_generation_settings": { "n_ctx": app.model.context, "params": {

@@ -11,17 +11,17 @@ use super::error::ApiError;
 use super::routes::{Method, Route, ready, routes};
 
 pub async fn document(app: Arc<App>, _request: HttpRequest) -> Result<Response, ApiError> {
-    Ok(ready(&build(app.model.vocab, app.model.embedding_width)))
+    Ok(ready(&build(app.model.vocab, app.model.embedding_width, app.model.vision.is_some())))
 }
 
-/// `embedding_width`: elements of a vector, if the model gives these and not text.
-pub fn build(vocab: usize, embedding_width: Option<usize>) -> Json {
+/// `embedding_width`: elements of a vector, if the model gives these and not text. `sees`: the model takes pictures.
+pub fn build(vocab: usize, embedding_width: Option<usize>, sees: bool) -> Json {
     let mut paths = Map::new();
     // What the model cannot answer is not offered.
     for route in routes().iter().filter(|route| !route.page && route.suits(embedding_width.is_some())) {
         let method = route.method.name().to_ascii_lowercase();
         let entry = paths.entry(route.path).or_insert_with(|| json!({}));
-        entry[method.as_str()] = operation(route, vocab, embedding_width.unwrap_or(1));
+        entry[method.as_str()] = operation(route, (vocab, embedding_width.unwrap_or(1)), sees);
     }
     json!({
         "openapi": "3.1.0",
@@ -44,7 +44,7 @@ fn error_schema() -> Json {
     json!({ "type": "object", "required": ["error"], "properties": { "error": error } })
 }
 
-fn operation(route: &Route, vocab: usize, width: usize) -> Json {
+fn operation(route: &Route, sizes: (usize, usize), sees: bool) -> Json {
     let error = json!({
         "description": "What is wrong and what to do",
         "content": { "application/json": { "schema": { "$ref": "#/components/schemas/Error" } } },
@@ -69,7 +69,7 @@ fn operation(route: &Route, vocab: usize, width: usize) -> Json {
         operation["parameters"] = json!([{ "name": "model", "in": "path", "required": true, "schema": { "type": "string" } }]);
     }
     if route.method == Method::Post {
-        let content = json!({ "application/json": { "schema": request_schema(route.name, vocab, width) } });
+        let content = json!({ "application/json": { "schema": request_schema(route.name, sizes, sees) } });
         operation["requestBody"] = json!({ "required": true, "content": content });
     }
     operation
@@ -105,13 +105,60 @@ fn content(kind: &str, plain: bool) -> Json {
     json!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": item }] })
 }
 
-/// Who speaks, and whether the turn may be without content.
-type Turns<'a> = (&'a [&'a str], bool);
+/// A picture, as a schema can describe one.
+const PICTURE: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mM4IScHAAK2AQUKW6YGAAAAAElFTkSuQmCC";
+
+/// The address of a picture in an API's part.
+fn picture_address() -> Json {
+    json!({
+        "const": format!("data:image/png;base64,{PICTURE}"),
+        "description": "any PNG, JPEG, WebP or GIF as a data: address; a schema can only name one",
+    })
+}
+
+/// A part of OpenAI's chats that is a picture.
+fn image_url_part() -> Json {
+    let holder = object(json!({ "url": picture_address(), "detail": maybe(json!({ "type": "string" })) }), &["url"]);
+    object(json!({ "type": { "const": "image_url" }, "image_url": holder }), &["type", "image_url"])
+}
+
+/// A part of OpenAI's responses that is a picture.
+fn input_image_part() -> Json {
+    let detail = maybe(json!({ "type": "string" }));
+    object(
+        json!({ "type": { "const": "input_image" }, "image_url": picture_address(), "detail": detail }),
+        &["type", "image_url"],
+    )
+}
+
+/// A block of Anthropic's messages that is a picture.
+fn image_block() -> Json {
+    let properties =
+        json!({ "type": { "const": "base64" }, "media_type": { "const": "image/png" }, "data": { "const": PICTURE } });
+    let source = object(properties, &["type", "media_type", "data"]);
+    object(json!({ "type": { "const": "image" }, "source": source }), &["type", "source"])
+}
+
+/// The content, whose list may hold such a part too.
+fn with_part(content: &Json, part: Option<Json>) -> Json {
+    let mut content = content.clone();
+    if let Some(part) = part {
+        let items = &mut content["anyOf"][1]["items"];
+        *items = match items["anyOf"].as_array() {
+            Some(kinds) => json!({ "anyOf": kinds.iter().cloned().chain([part]).collect::<Vec<_>>() }),
+            None => json!({ "anyOf": [items, part] }),
+        };
+    }
+    content
+}
+
+/// Who speaks, what they may say, and whether the turn may be without content.
+type Turns<'a> = (&'a [&'a str], &'a Json, bool);
 
 /// A conversation in which at least one turn says something: empty turns of the assistant are left out.
-fn messages(turns: &[Turns<'_>], content: &Json, assistant: &Json) -> Json {
-    let turn = |(roles, may_be_empty): &Turns<'_>| match may_be_empty {
-        true => object(json!({ "role": { "enum": roles }, "content": maybe(content.clone()) }), &["role"]),
+fn messages(turns: &[Turns<'_>], assistant: &Json) -> Json {
+    let turn = |(roles, content, may_be_empty): &Turns<'_>| match may_be_empty {
+        true => object(json!({ "role": { "enum": roles }, "content": maybe((*content).clone()) }), &["role"]),
         false => object(json!({ "role": { "enum": roles }, "content": content }), &["role", "content"]),
     };
     let said: Vec<Json> = turns.iter().map(turn).collect();
@@ -122,26 +169,30 @@ fn messages(turns: &[Turns<'_>], content: &Json, assistant: &Json) -> Json {
     json!({ "type": "array", "minItems": 1, "items": { "anyOf": items }, "contains": { "anyOf": one_of } })
 }
 
-fn openai_messages() -> Json {
+fn openai_messages(sees: bool) -> Json {
     let content = content("text", true);
+    let seen = with_part(&content, sees.then(image_url_part));
     let assistant = object(json!({ "role": { "const": "assistant" }, "content": maybe(content.clone()) }), &["role"]);
-    messages(&[(&["system", "developer", "tool"], true), (&["user"], false)], &content, &assistant)
+    messages(&[(&["system", "developer"], &content, true), (&["tool"], &seen, true), (&["user"], &seen, false)], &assistant)
 }
 
-fn responses_messages() -> Json {
+fn responses_messages(sees: bool) -> Json {
     let content = content("input_text", true);
+    let seen = with_part(&content, sees.then(input_image_part));
     let assistant = object(json!({ "role": { "const": "assistant" }, "content": content }), &["role", "content"]);
-    messages(&[(&["system", "developer", "user"], false)], &content, &assistant)
+    messages(&[(&["system", "developer"], &content, false), (&["user"], &seen, false)], &assistant)
 }
 
-fn anthropic_messages() -> Json {
-    let mut filled = content("text", false);
-    filled["anyOf"][1]["minItems"] = json!(1);
+fn anthropic_messages(sees: bool) -> Json {
     let any = content("text", false);
-    let role = |roles: Json| object(json!({ "role": roles, "content": any }), &["role", "content"]);
-    let mut list = messages(&[(&["user"], false)], &filled, &role(json!({ "const": "assistant" })));
+    let seen = with_part(&any, sees.then(image_block));
+    let mut filled = seen.clone();
+    filled["anyOf"][1]["minItems"] = json!(1);
+    let role =
+        |roles: &[&str], content: &Json| object(json!({ "role": { "enum": roles }, "content": content }), &["role", "content"]);
+    let mut list = messages(&[(&["user"], &filled, false)], &role(&["assistant"], &any));
     // A turn without blocks is left out, and system messages go to the front: a turn of somebody must be there.
-    list["items"] = role(json!({ "enum": ["user", "system", "assistant"] }));
+    list["items"] = json!({ "anyOf": [role(&["user"], &seen), role(&["system", "assistant"], &any)] });
     list
 }
 
@@ -149,11 +200,11 @@ fn name() -> Json {
     json!({ "type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$" })
 }
 
-fn request_schema(route: &str, vocab: usize, width: usize) -> Json {
+fn request_schema(route: &str, (vocab, width): (usize, usize), sees: bool) -> Json {
     let switch = || maybe(json!({ "type": "boolean" }));
     let text = || json!({ "type": "string" });
     match route {
-        "apply_template" => object(json!({ "messages": openai_messages() }), &["messages"]),
+        "apply_template" => object(json!({ "messages": openai_messages(sees) }), &["messages"]),
         "chat" => {
             let function = object(json!({ "name": name(), "description": maybe(text()) }), &["name"]);
             let tool = object(json!({ "type": maybe(json!({ "const": "function" })), "function": function }), &["function"]);
@@ -162,7 +213,7 @@ fn request_schema(route: &str, vocab: usize, width: usize) -> Json {
             let described =
                 object(json!({ "type": { "const": "json_schema" }, "json_schema": described }), &["type", "json_schema"]);
             let properties = json!({
-                "messages": openai_messages(),
+                "messages": openai_messages(sees),
                 "stream": switch(), "n": maybe(count(1, 16)), "max_completion_tokens": maybe(count(-1, MOST_TOKENS)),
                 "temperature": range(0, 2), "top_p": range(0, 1), "seed": maybe(count(i64::MIN, i64::MAX)),
                 "presence_penalty": range(-2, 2), "frequency_penalty": range(-2, 2), "logprobs": switch(),
@@ -184,20 +235,20 @@ fn request_schema(route: &str, vocab: usize, width: usize) -> Json {
         }
         "responses" => {
             let properties = json!({
-                "input": { "anyOf": [text(), responses_messages()] }, "instructions": maybe(text()), "stream": switch(),
+                "input": { "anyOf": [text(), responses_messages(sees)] }, "instructions": maybe(text()), "stream": switch(),
                 "max_output_tokens": maybe(count(1, MOST_TOKENS)), "temperature": range(0, 2), "top_p": range(0, 1),
             });
             object(properties, &["input"])
         }
         "messages" => {
             let properties = json!({
-                "messages": anthropic_messages(), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text", false)),
+                "messages": anthropic_messages(sees), "max_tokens": count(1, MOST_TOKENS), "system": maybe(content("text", false)),
                 "stream": switch(), "temperature": range(0, 2), "top_p": range(0, 1),
             });
             object(properties, &["messages", "max_tokens"])
         }
         "count_tokens" => {
-            object(json!({ "messages": anthropic_messages(), "system": maybe(content("text", false)) }), &["messages"])
+            object(json!({ "messages": anthropic_messages(sees), "system": maybe(content("text", false)) }), &["messages"])
         }
         "embeddings" => {
             let text = json!({ "type": "string", "minLength": 1 });

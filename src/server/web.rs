@@ -17,6 +17,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("style.css", "text/css; charset=utf-8", include_str!("../../assets/web/style.css")),
     ("markdown.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/markdown.js")),
     ("chat.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/chat.js")),
+    ("pictures.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/pictures.js")),
     ("monitor.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/monitor.js")),
     ("docs.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/docs.js")),
     ("app.js", "text/javascript; charset=utf-8", include_str!("../../assets/web/app.js")),

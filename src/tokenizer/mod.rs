@@ -9,6 +9,7 @@
 //! - a hostile file or template ends in a typed error, never in a panic or an endless loop.
 
 mod bpe;
+pub mod content;
 mod eog;
 mod pretokenizer;
 mod spec;
@@ -100,6 +101,10 @@ pub struct Tokenizer {
     template: Option<String>,
     named_templates: Vec<(String, String)>,
 }
+
+/// The picture token, as vocabularies of Qwen's models write it, and the place of a picture in a text.
+const PICTURE_TOKEN: &str = "<|image_pad|>";
+const PICTURE_PLACE: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
 /// No published vocabulary is near this; it keeps ids and offsets in 32 bits.
 const MAX_TOKENS: usize = 1 << 24;
@@ -248,6 +253,11 @@ impl Tokenizer {
     /// The special token written as exactly `text`, if there is one.
     pub fn special_id(&self, text: &str) -> Option<TokenId> {
         self.structural.exact(text)
+    }
+
+    /// The token that stands for a picture, if the vocabulary has one.
+    pub fn picture_token(&self) -> Option<TokenId> {
+        self.special_id(PICTURE_TOKEN)
     }
 
     /// True for control tokens and markup, which a user's text never produces.

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use serde_json::{Value as Json, json};
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode};
 use strata::engine::service::{OpenEngine, Opened, Service, ServiceOptions};
-use strata::engine::{Engine, OpenOptions};
+use strata::engine::{Engine, OpenOptions, VisionOptions};
 use strata::gguf::ModelFiles;
 use strata::model::Model;
+use strata::picture::Preprocess;
 use strata::sample::SamplingParams;
 use strata::server::{App, ModelFacts, Server, ServerOptions};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
@@ -38,6 +39,10 @@ pub struct Setup {
     pub options: ServerOptions,
     /// A chat template in place of the file's.
     pub template: Option<&'static str>,
+    /// The server takes pictures as if the engine had this eye.
+    pub vision: Option<Preprocess>,
+    /// The engine has the tiny vision encoder.
+    pub sees: bool,
 }
 
 impl Default for Setup {
@@ -53,16 +58,30 @@ impl Default for Setup {
             service: ServiceOptions::default(),
             options,
             template: None,
+            vision: None,
+            sees: false,
         }
     }
 }
 
-fn open_engine(files: &Arc<ModelFiles>, context: u32, slots: u32, prompt_rows: u32) -> Result<Engine, String> {
+fn open_engine(
+    files: &Arc<ModelFiles>,
+    (context, slots, prompt_rows): (u32, u32, u32),
+    vision: Option<VisionOptions>,
+) -> Result<Engine, String> {
     let model = Arc::new(Model::open(files).map_err(|e| e.to_string())?);
     let threads = NonZeroUsize::new(2).expect("threads");
     let cpu = CpuBackend::new(CpuOptions::new(Mode::Fast).with_threads(threads)).map_err(|e| e.to_string())?;
-    let options = OpenOptions { context, slots, prompt_rows, decode_rows: slots, max_outputs: slots, ..OpenOptions::default() };
+    let sizes = OpenOptions { context, slots, prompt_rows, decode_rows: slots, max_outputs: slots, ..OpenOptions::default() };
+    let options = OpenOptions { vision, ..sizes };
     Engine::open(Arc::clone(files), model, Box::new(cpu), options, &mut |_| ()).map_err(|e| e.to_string())
+}
+
+/// The tiny vision encoder, which fits the built-in model.
+fn eye() -> VisionOptions {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/vision/tiny-vision.gguf");
+    let files = Arc::new(ModelFiles::open(&path).expect("the encoder opens"));
+    VisionOptions { files, max_tokens: 35, kept_tokens: 70 }
 }
 
 impl Setup {
@@ -76,9 +95,11 @@ impl Setup {
             None => ChatTemplate::new(&tokenizer),
         };
         let (context, slots, rows, failing) = (self.context, self.slots, self.prompt_rows, self.failing_opens);
+        let vision = self.sees.then(eye);
         let open: OpenEngine = Box::new(move || {
             let fails = failing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
-            let engine = if fails { Err("a test's refusal".into()) } else { open_engine(&files, context, slots, rows) };
+            let engine =
+                if fails { Err("a test's refusal".into()) } else { open_engine(&files, (context, slots, rows), vision.clone()) };
             Ok(Opened { engine: engine?, plan: None, cards: vec![] })
         });
         let service = Service::start(Arc::clone(&tokenizer), open, self.service).expect("a thread");
@@ -90,6 +111,7 @@ impl Setup {
             trained_context: model.dims().context as usize,
             vocab: tokenizer.vocab_len(),
             embedding_width: model.dims().pooling.map(|_| model.dims().width as usize),
+            vision: self.vision.or_else(|| service.status().engine.and_then(|engine| engine.pictures)),
         };
         let app = Arc::new(App::new(service, facts, tokenizer, template.expect("the template is valid"), self.options));
         Server::start(app, SocketAddr::from(([127, 0, 0, 1], 0))).expect("a free port")

@@ -6,6 +6,7 @@ mod errors;
 mod experts;
 mod logits;
 mod models;
+mod pictures;
 mod rig;
 mod run;
 #[path = "../common/skip.rs"]

@@ -2,16 +2,7 @@
 
 use super::skip::skipped;
 use strata::backend::discovery::{CardOptions, NamedCard, survey};
-use strata::backend::webgpu::{BROADCAST_THREADS, Tuning, VULKAN, WebGpuBackend};
-
-/// Kernels as they are made for a processor that plays a card, for cards with subgroups of one size (here the software driver's),
-/// and for cards without.
-pub const TUNINGS: [(&str, Tuning); 4] = [
-    ("processor", Tuning::processor(BROADCAST_THREADS)),
-    ("subgroups", Tuning::subgroups(BROADCAST_THREADS)),
-    ("one lane", Tuning::modest()),
-    ("32 lanes", Tuning::plain(32)),
-];
+use strata::backend::webgpu::{Tuning, VULKAN, WebGpuBackend};
 
 /// Mesa's software driver, or nothing: then the tests that need it say so.
 pub fn software_card() -> Option<NamedCard> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use strata::backend::cpu::kernels::Simd;
 use strata::backend::cpu::{CpuBackend, CpuOptions, Mode, Rounding};
+use strata::backend::gpu::kernels::MAX_VECTOR_ROWS;
 use strata::backend::{ArenaSizes, Backend, BackendError, PreparedId};
 use strata::program::{
     ExpertMatrix, InputKind, KvFormat, MatrixSpec, Op, OutputKind, ProgramBuilder, Row, RunParams, ShapeClass, Slice, SlotRoom,
@@ -16,7 +17,9 @@ use strata::program::{
 use strata::quant::Format;
 use strata::units::TokenId;
 
-use crate::gpu::{TUNINGS, open_card, software_card};
+use strata::backend::webgpu::{KERNEL_SETS, Tile, Tuning};
+
+use crate::gpu::{open_card, software_card};
 
 /// Deterministic noise.
 pub struct Noise(u64);
@@ -227,10 +230,10 @@ impl Bed {
     }
 }
 
-/// The software Vulkan card, where there is one: with each kind of matrix kernels, if the program has products.
+/// The software Vulkan card, where there is one: with each kind of kernels that the program would use.
 fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<Group> {
     let Some(card) = software_card() else { return vec![] };
-    let open = |(name, tuning): &(&str, _)| {
+    let open = |(name, tuning): &(&str, Tuning)| {
         let mut backend = open_card(&card, Some(*tuning));
         if is_beyond(&backend, stage) {
             return None;
@@ -241,11 +244,25 @@ fn gpu_groups(stage: &Arc<Stage>, weights: &[(WeightId, u32, Vec<u8>)]) -> Vec<G
         }
         let id = backend.prepare(stage, 0).unwrap();
         let devices: Vec<(Box<dyn Backend>, PreparedId)> = vec![(Box::new(backend), id)];
-        Some(Group { name: format!("WGSL, {name}"), devices, bound: GPU_BOUND })
+        Some(Group {
+            name: format!("WGSL, {name}"),
+            devices,
+            bound: if tuning.tile.rounds_inputs() { FINE_BOUND } else { GPU_BOUND },
+        })
     };
     let has_products = |op: &Op| matches!(op, Op::MatMul { .. } | Op::ExpertGated { .. } | Op::ExpertDown { .. });
-    let tuned = stage.programs[0].steps.iter().any(|step| has_products(&step.op));
-    TUNINGS.iter().take(if tuned { TUNINGS.len() } else { 1 }).filter_map(open).collect()
+    let recurrent = |op: &Op| matches!(op, Op::DeltaRule { .. });
+    let program = &stage.programs[0];
+    let has = |found: &dyn Fn(&Op) -> bool| program.steps.iter().any(|step| found(&step.op));
+    let rows = program.shape.max_rows;
+    let differs = |i: usize, tuning: &Tuning| match tuning.tile {
+        // Of the delta rule there are two kinds.
+        Tile::None | Tile::Float => has(&has_products) || (i < 2 && has(&recurrent)),
+        // Matrix kernels alone are others; a processor needs seconds for many rows of them.
+        _ => has(&has_products) && rows > MAX_VECTOR_ROWS && rows <= MOST_ROWS_OF_TILES,
+    };
+    let wanted = |(i, (_, tuning)): &(usize, &(&str, Tuning))| *i == 0 || differs(*i, tuning);
+    KERNEL_SETS.iter().enumerate().filter(wanted).filter_map(|(_, set)| open(set)).collect()
 }
 
 /// Simulated drivers run on Linux alone.
@@ -286,6 +303,9 @@ fn is_beyond(backend: &dyn Backend, stage: &Stage) -> bool {
 
 /// Activations rounded to two bytes, as in the processor's fast mode.
 const FINE_BOUND: f64 = 1e-4;
+
+/// Windows in which every kind of tile is run.
+const MOST_ROWS_OF_TILES: u32 = 64;
 
 /// How far float32 sums in another order may be from the reference.
 const GPU_BOUND: f64 = 2e-5;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Drives the page of `strata serve` in Chromium and leaves screenshots.
+"""Drives the page of `strata serve` in Chromium and leaves screenshots: with a model that reads text, and with one that sees.
 
     python tests/tools/page.py target/release/strata OUT_DIR [CHROMIUM]
 
@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import sys
 
-from serving import serving
+from serving import PICTURES, SEEING, serving
 
 try:
     from playwright.sync_api import expect, sync_playwright
@@ -118,10 +118,82 @@ def files_are_refused(page):
         data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
         document.getElementById("input").dispatchEvent(new ClipboardEvent("paste", { clipboardData: data, bubbles: true }));
     }""")
-    expect(page.locator("#notice")).to_contain_text("no pictures")
+    expect(page.locator("#notice")).to_contain_text("Only text")
+    expect(page.locator("#attach")).to_be_hidden()
     page.fill("#input", "a")
     expect(page.locator("#notice")).to_be_hidden()
     page.fill("#input", "")
+
+
+def give(page, kind, name="cat.png", media="image/png"):
+    """Pastes or drops a file; its bytes are a picture drawn on the spot."""
+    page.evaluate("""async ([kind, name, media]) => {
+        const canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [300, 200];
+        const paper = canvas.getContext("2d");
+        paper.fillStyle = "#c33";
+        paper.fillRect(40, 40, 120, 90);
+        const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+        const data = new DataTransfer();
+        data.items.add(new File([blob], name, { type: media }));
+        const event = kind === "paste"
+            ? new ClipboardEvent("paste", { clipboardData: data, bubbles: true })
+            : new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+        document.getElementById("input").dispatchEvent(event);
+    }""", [kind, name, media])
+
+
+def pictures(page, out):
+    """The requests that the page makes are looked at as well."""
+    bodies = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.url.endswith("/chat/completions") else None)
+    attached, shown = page.locator("#attached img"), page.locator(".message.user .thumbs img")
+    expect(page.locator("#attach")).to_be_visible()
+    page.set_input_files("#files", [PICTURES / "photo.png", PICTURES / "photo.jpg"])
+    expect(attached).to_have_count(2)
+    give(page, "paste")
+    expect(attached).to_have_count(3)
+    give(page, "drop", "dog.png")
+    expect(attached).to_have_count(4)
+    page.get_by_role("button", name="Remove photo.jpg").click()
+    expect(attached).to_have_count(3)
+    give(page, "drop", "notes.txt", "text/plain")
+    expect(page.locator("#notice")).to_contain_text("notes.txt")
+    page.screenshot(path=out / "pictures-attached.png")
+    ask(page, "What is this?")
+    idle(page)
+    expect(attached).to_have_count(0)
+    expect(shown).to_have_count(3)
+    assert not page.locator(".failure").count(), page.locator(".failure").inner_text()
+    parts = bodies[-1]["messages"][-1]["content"]
+    assert [part["type"] for part in parts] == ["image_url"] * 3 + ["text"], parts
+    # Far more pixels than the model takes in are not sent.
+    assert all(len(part["image_url"]["url"]) < 60_000 for part in parts[:3])
+    page.screenshot(path=out / "pictures.png")
+    # A picture alone is a question too, and the keyboard reaches everything.
+    page.set_input_files("#files", [PICTURES / "lossy.webp"])
+    expect(attached).to_have_count(1)
+    page.focus("#attached button")
+    page.keyboard.press("Enter")
+    expect(attached).to_have_count(0)
+    page.set_input_files("#files", [PICTURES / "lossy.webp"])
+    expect(attached).to_have_count(1)
+    page.press("#input", "Enter")
+    idle(page)
+    assert [part["type"] for part in bodies[-1]["messages"][-1]["content"]] == ["image_url"]
+    # What was said is kept with its pictures, and an edited question keeps them.
+    page.reload()
+    page.locator("#list button.open").nth(1).click()
+    expect(shown).to_have_count(4)
+    page.locator(".message.user").first.hover()
+    page.locator(".message.user").first.get_by_role("button", name="Edit").click()
+    page.get_by_role("button", name="Remove dog.png").click()
+    page.fill(".edit", "And now?")
+    page.press(".edit", "Control+Enter")
+    idle(page)
+    assert [part["type"] for part in bodies[-1]["messages"][-1]["content"]] == ["image_url"] * 2 + ["text"]
+    page.get_by_role("tab", name="About").click()
+    expect(page.locator("#about-model")).to_contain_text("PNG, JPEG, WebP, GIF")
 
 
 def monitor(page, out):
@@ -146,6 +218,14 @@ def interface(page, out, address):
     page.screenshot(path=out / "docs.png")
 
 
+def watched(page, address, problems):
+    """The page, whose errors and requests to others become problems."""
+    page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda e: problems.append(str(e)))
+    page.on("request", lambda r: None if r.url.startswith((address, "blob:", "data:")) else problems.append(r.url))
+    return page
+
+
 def main():
     binary, out = sys.argv[1], pathlib.Path(sys.argv[2])
     found = [shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")]
@@ -156,11 +236,8 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     with serving(binary, "--temp", "0", "--threads", "2") as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1200, "height": 780})
         problems = []
-        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda e: problems.append(str(e)))
-        page.on("request", lambda r: None if r.url.startswith((address, "blob:", "data:")) else problems.append(r.url))
+        page = watched(browser.new_page(viewport={"width": 1200, "height": 780}), address, problems)
         page.goto(address)
         chat(page, out)
         stop_and_keep(page)
@@ -176,6 +253,19 @@ def main():
         idle(phone)
         assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
         phone.screenshot(path=out / "phone.png")
+        assert not problems, problems
+        browser.close()
+    with serving(binary, "--temp", "0", "--threads", "2", "-n", "30", *SEEING) as address, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = watched(browser.new_page(viewport={"width": 1200, "height": 780}), address, problems)
+        page.goto(address)
+        pictures(page, out)
+        phone = browser.new_page(viewport={"width": 390, "height": 780}, color_scheme="dark", has_touch=True)
+        phone.goto(address)
+        phone.set_input_files("#files", [PICTURES / "photo.png", PICTURES / "photo.jpg", PICTURES / "grey.png"])
+        expect(phone.locator("#attached img")).to_have_count(3)
+        assert phone.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing sticks out on a phone"
+        phone.screenshot(path=out / "phone-pictures.png")
         assert not problems, problems
         browser.close()
     print("ok")

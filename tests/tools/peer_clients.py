@@ -6,12 +6,12 @@
 Needs `pip install openai anthropic`; says so and ends with 77 (skipped) where they are missing.
 """
 
+import base64
 import json
 import math
-import pathlib
 import sys
 
-from serving import serving
+from serving import FIXTURES, PICTURES, SEEING, serving
 
 try:
     import anthropic
@@ -20,7 +20,7 @@ except ImportError as error:
     print(f"skipped: {error}; pip install openai anthropic")
     sys.exit(77)
 
-EMBEDDER = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "families" / "qwen3-embed-last.gguf"
+EMBEDDER = FIXTURES / "families" / "qwen3-embed-last.gguf"
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 STORY = [{"role": "user", "content": "Tell me a story."}]
 SCHEMA = {
@@ -181,6 +181,39 @@ def openai_embeddings(client):
     assert "/v1/embeddings" in error.message
 
 
+def pictures(client, other):
+    """Pictures in base64, as both packages send them."""
+    data = base64.b64encode((PICTURES / "photo.jpg").read_bytes()).decode()
+    question = {"type": "text", "text": "What is this?"}
+    address = f"data:image/jpeg;base64,{data}"
+    parts = [{"type": "image_url", "image_url": {"url": address, "detail": "high"}}, question]
+    chat = client.chat.completions.create(model="x", messages=[{"role": "user", "content": parts}], max_tokens=8)
+    without = client.chat.completions.create(model="x", messages=[{"role": "user", "content": [question]}], max_tokens=8)
+    assert chat.usage.prompt_tokens == without.usage.prompt_tokens + 14, "twelve tokens and the two around them"
+    stream = client.chat.completions.create(model="x", messages=[{"role": "user", "content": parts}], max_tokens=8, stream=True)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert streamed == chat.choices[0].message.content
+    parts = [{"type": "input_image", "image_url": address, "detail": "auto"}, {"type": "input_text", "text": "What is this?"}]
+    response = client.responses.create(model="x", input=[{"role": "user", "content": parts}], max_output_tokens=8)
+    assert response.usage.input_tokens == chat.usage.prompt_tokens
+    source = {"type": "base64", "media_type": "image/jpeg", "data": data}
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}, question]}]
+    message = other.messages.create(model="x", max_tokens=8, messages=messages)
+    assert message.content[0].text == chat.choices[0].message.content
+    assert other.messages.count_tokens(model="x", messages=messages).input_tokens == chat.usage.prompt_tokens
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image", "source": source}]}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+    turns = [*messages, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    other.messages.create(model="x", max_tokens=4, messages=turns)
+    # What is no picture, and what lies elsewhere.
+    source["data"] = base64.b64encode(b"no picture").decode()
+    error = expect(anthropic.BadRequestError, lambda: other.messages.create(model="x", max_tokens=8, messages=messages))
+    assert "messages[0].content[0].source.data" in error.message, error.message
+    parts = [{"type": "image_url", "image_url": {"url": "https" + "://example.org/cat.png"}}]
+    ask = lambda: client.chat.completions.create(model="x", messages=[{"role": "user", "content": parts}])
+    assert expect(openai.BadRequestError, ask).param == "messages[0].content[0].image_url.url"
+
+
 def main():
     with serving(sys.argv[1], "--api-key", "secret", "--temp", "0", "--threads", "2") as base:
         clients = (
@@ -192,6 +225,9 @@ def main():
         for function in CHECKS:
             function(*clients)
             print(f"ok {function.__name__}", flush=True)
+    with serving(sys.argv[1], "--temp", "0", "--threads", "2", *SEEING) as base:
+        pictures(openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0), anthropic.Anthropic(base_url=base, api_key="none", max_retries=0))
+        print("ok pictures")
     with serving(sys.argv[1], "-m", str(EMBEDDER), "--threads", "2") as base:
         openai_embeddings(openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0))
         print("ok openai_embeddings")

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 
-from serving import serving
+from serving import FIXTURES, SEEING, serving
 
 if importlib.util.find_spec("schemathesis") is None:
     print("skipped: no module named schemathesis; pip install schemathesis")
     sys.exit(77)
 
 
-EMBEDDER = pathlib.Path(__file__).resolve().parent.parent / "fixtures" / "families" / "qwen3-embed-last.gguf"
+EMBEDDER = FIXTURES / "families" / "qwen3-embed-last.gguf"
 
 
 def check(binary, *flags):
@@ -37,7 +37,7 @@ def check(binary, *flags):
 
 def main():
     binary = str(pathlib.Path(sys.argv[1]).resolve())
-    sys.exit(check(binary) or check(binary, "-m", str(EMBEDDER)))
+    sys.exit(check(binary) or check(binary, *SEEING) or check(binary, "-m", str(EMBEDDER)))
 
 
 if __name__ == "__main__":

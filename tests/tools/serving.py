@@ -1,9 +1,15 @@
 """A `strata serve` for the time of a `with` block, for the scripts beside this one."""
 
 import contextlib
+import pathlib
 import re
 import subprocess
 import threading
+
+FIXTURES = pathlib.Path(__file__).resolve().parent.parent / "fixtures"
+PICTURES = FIXTURES / "pictures"
+# The tiny vision encoder, which fits the built-in model. Its weights are random: what is seen means nothing.
+SEEING = ("--vision-file", str(FIXTURES / "vision" / "tiny-vision.gguf"), "--vision-tokens", "35")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 
-from serving import serving
+from serving import SEEING, serving
 
 missing = [name for name in ("openai", "anthropic", "tomllib") if importlib.util.find_spec(name) is None]
 missing += [] if shutil.which("curl") else ["curl"]
@@ -51,9 +51,9 @@ def answer(language, text, address):
 
 def main():
     found = snippets()
-    with serving(sys.argv[1], "--temp", "0", "--threads", "2") as address:
+    with serving(sys.argv[1], "--temp", "0", "--threads", "2", *SEEING) as address:
         said = [said for language, text in found if (said := answer(language, text, address)) is not None]
-    assert len(said) == 3, f"curl, openai and anthropic: {len(said)} snippets were run"
+    assert len(said) == 4, f"curl, openai, anthropic and a picture: {len(said)} snippets were run"
     for text in said:
         # What streams comes in pieces.
         assert "Paris" in text or "Paris" in "".join(re.findall(r'"content":"([^"]*)"', text)), text

@@ -5,6 +5,7 @@
 //! - [`launch`]: what a lowered program consists of: [`Launch`]es with [`Window`]s of memory and grids that depend on counts.
 //! - [`run_block`]: everything that changes from run to run, in one small block.
 //! - [`lower()`]: from a program to launches. Sizes all scratch exactly; nothing is allocated later.
+//! - [`join`]: several launches of a step as one, for backends that pay for each.
 //! - [`source`]: the same structs as text, for WGSL and C.
 //!
 //! **Addresses.** Arenas may be larger than 32-bit offsets can say, and some devices show kernels only windows of a buffer.
@@ -24,6 +25,7 @@
 //! bytes is the kernels' own.
 
 pub mod args;
+pub mod join;
 pub mod kernels;
 pub mod launch;
 mod lower;

@@ -42,8 +42,8 @@ pub fn wgsl_constants() -> String {
 }
 
 /// Arguments and operands of a WGSL kernel, in bind group 0: arguments at binding 0, in the address space given, then
-/// [`Operand::ALL`].
-pub fn wgsl_bindings(info: &KernelInfo, args_space: &str) -> String {
+/// [`Operand::ALL`], of which one may have atomic words. Products have the arguments of all their parts, and choose.
+pub fn wgsl_bindings(info: &KernelInfo, args_space: &str, atomic: Option<Operand>, parts: Option<u32>) -> String {
     let mut text = String::from("struct Args {\n");
     for field in info.args.fields {
         let ty = match field.ty {
@@ -52,11 +52,16 @@ pub fn wgsl_bindings(info: &KernelInfo, args_space: &str) -> String {
         };
         let _ = writeln!(text, "    {}: {ty},", field.name);
     }
-    let _ = writeln!(text, "}}\n@group(0) @binding(0) var<{args_space}> args: Args;");
+    let declared = match parts {
+        Some(parts) => format!("parts: array<Args, {parts}>;\nvar<private> args: Args;"),
+        None => "args: Args;".into(),
+    };
+    let _ = writeln!(text, "}}\n@group(0) @binding(0) var<{args_space}> {declared}");
     for operand in info.operands {
         let access = if operand.is_read_only() { "read" } else { "read_write" };
         let (name, binding) = (operand.name(), binding(*operand));
-        let _ = writeln!(text, "@group(0) @binding({binding}) var<storage, {access}> {name}: array<u32>;");
+        let word = if atomic == Some(*operand) { "atomic<u32>" } else { "u32" };
+        let _ = writeln!(text, "@group(0) @binding({binding}) var<storage, {access}> {name}: array<{word}>;");
     }
     text
 }

@@ -10,6 +10,8 @@ pub enum Activations {
     /// Activations are rounded to 15 bits in two bytes (`128 * high + low` steps of 1/16256 of the largest of 32 values), so
     /// that sums of a group are exact integers.
     TwoBytes,
+    /// As [`Activations::TwoBytes`] in windows of many rows, as [`Activations::Float`] in those of a few.
+    TwoBytesOfMany,
 }
 
 /// Sizes of the pieces that a device's kernels work on.

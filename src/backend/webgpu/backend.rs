@@ -79,6 +79,11 @@ impl WebGpuBackend {
         self.gpu.device.destroy();
     }
 
+    /// Adds to what is told of the device.
+    pub(super) fn note(&mut self, text: &str) {
+        self.gpu.facts.detail += text;
+    }
+
     /// Refuses the `next`-th buffer from now on, as if the card were full: for tests of what happens then.
     pub fn refuse_buffer(&self, next: u64) {
         self.gpu.refuse_buffer(next);

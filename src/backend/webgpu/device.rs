@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use wgpu::{
-    Adapter, Buffer, BufferDescriptor, Device, DeviceDescriptor, DeviceType, ErrorFilter, Features, Limits, MemoryHints,
-    PollType, Queue,
+    Adapter, Buffer, BufferDescriptor, CooperativeScalarType, Device, DeviceDescriptor, DeviceType, ErrorFilter,
+    ExperimentalFeatures, Features, Limits, MemoryHints, PollType, Queue,
 };
 
 use super::arena::PADDING_BYTES;
@@ -61,13 +61,21 @@ pub enum Fault {
 impl Gpu {
     pub fn open(adapter: &Adapter, id: &str, tuned: Option<Tuning>) -> Result<Gpu, BackendError> {
         let info = adapter.get_info();
-        let wanted = Features::PIPELINE_CACHE | Features::SUBGROUP;
+        let kind = adapter_kind(adapter);
+        let tuning = tuned.unwrap_or_else(|| Tuning::of(&kind));
+        if !kind.has(tuning.tile) {
+            let problem = format!("kernels with tiles of {} were asked for, which the card cannot run", tuning.tile.name());
+            return Err(BackendError::Rejected { device: id.into(), problem });
+        }
+        let mut wanted = Features::PIPELINE_CACHE | Features::SUBGROUP | Features::SHADER_F16;
+        wanted.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, tuning.tile.is_cooperative());
         let descriptor = DeviceDescriptor {
             label: Some("strata"),
             required_features: adapter.features() & wanted,
             required_limits: adapter.limits(),
             // Memory is planned to the byte: no blocks in advance.
             memory_hints: MemoryHints::MemoryUsage,
+            experimental_features: experimental_features(&tuning),
             ..DeviceDescriptor::default()
         };
         let rejected = |problem: String| BackendError::Rejected { device: id.into(), problem };
@@ -77,18 +85,11 @@ impl Gpu {
         let (for_lost, for_errors) = (Arc::clone(&health), Arc::clone(&health));
         device.set_device_lost_callback(move |reason, text| keep_first(&for_lost.lost, format!("{reason:?}: {text}")));
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| keep_first(&for_errors.error, error.to_string())));
-        let kind = AdapterKind {
-            software: info.device_type == DeviceType::Cpu,
-            subgroups: device.features().contains(Features::SUBGROUP),
-            least_subgroup: info.subgroup_min_size,
-            largest_subgroup: info.subgroup_max_size,
-        };
-        let tuning = tuned.unwrap_or_else(|| Tuning::of(&kind));
         let limits = device.limits();
         let facts = DeviceFacts {
             id: id.into(),
             name: info.name.clone(),
-            detail: format!("{:?}, {} {}, float32 activations", info.backend, info.driver, info.driver_info),
+            detail: format!("{:?}, {} {}, {}", info.backend, info.driver, info.driver_info, activations(&tuning)),
         };
         let target = target(&limits, &tuning);
         let total_bytes = memory_facts(adapter).map(|facts| facts.total_bytes);
@@ -188,16 +189,54 @@ impl Gpu {
     }
 }
 
+/// What an adapter has, as far as kernels depend on it.
+pub fn adapter_kind(adapter: &Adapter) -> AdapterKind {
+    let (info, features) = (adapter.get_info(), adapter.features());
+    let cooperative = |size: u32, ab: CooperativeScalarType| {
+        features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+            && adapter.cooperative_matrix_properties().iter().any(|p| {
+                [p.m_size, p.n_size, p.k_size] == [size; 3] && p.ab_type == ab && p.cr_type == CooperativeScalarType::F32
+            })
+    };
+    AdapterKind {
+        software: info.device_type == DeviceType::Cpu,
+        subgroups: features.contains(Features::SUBGROUP),
+        least_subgroup: info.subgroup_min_size,
+        largest_subgroup: info.subgroup_max_size,
+        f16: features.contains(Features::SHADER_F16),
+        cooperative_float: cooperative(8, CooperativeScalarType::F32),
+        cooperative_half: cooperative(16, CooperativeScalarType::F16),
+    }
+}
+
+fn activations(tuning: &Tuning) -> &'static str {
+    match tuning.tile.rounds_inputs() {
+        true => "float32 activations, 15-bit in prompts",
+        false => "float32 activations",
+    }
+}
+
+fn experimental_features(tuning: &Tuning) -> ExperimentalFeatures {
+    if !tuning.tile.is_cooperative() {
+        return ExperimentalFeatures::disabled();
+    }
+    // SAFETY: what wgpu may get wrong in experimental features is out of reach here: of all that it calls so, the kernels use
+    // cooperative matrices alone, on workgroup memory, at constant places within its bounds, with all threads of a subgroup.
+    unsafe { ExperimentalFeatures::enabled() }
+}
+
 fn target(limits: &Limits, tuning: &Tuning) -> Target {
     let whole = |bytes: u64| bytes / 256 * 256;
+    let has_chunks = limits.max_compute_workgroup_storage_size >= shader::chunk_bytes(tuning);
     let beside = CUT_OVERLAP_BYTES + PADDING_BYTES;
     Target {
-        max_binding_bytes: whole(limits.max_storage_buffer_binding_size),
+        // Kernels count bytes of weights and caches in 32 bits.
+        max_binding_bytes: whole(limits.max_storage_buffer_binding_size.min(u32::MAX.into())),
         cut_bytes: whole(limits.max_buffer_size - beside.min(limits.max_buffer_size / 2)),
         cut_overlap_bytes: CUT_OVERLAP_BYTES,
         max_groups_x: limits.max_compute_workgroups_per_dimension,
         max_groups_yz: limits.max_compute_workgroups_per_dimension,
-        activations: Activations::Float,
+        activations: if tuning.tile.rounds_inputs() { Activations::TwoBytesOfMany } else { Activations::Float },
         caches: shader::CACHES,
         tiles: Tiles {
             vector_outs: tuning.vector_outs(),
@@ -205,13 +244,13 @@ fn target(limits: &Limits, tuning: &Tuning) -> Target {
             matrix_rows: tuning.matrix_tile().1,
             attention_splits: 8,
             delta_channels: tuning.delta_threads,
-            delta_chunk_channels: 0,
+            delta_chunk_channels: if has_chunks { tuning.chunk_channels } else { 0 },
         },
         // Indexer keys stay in the state.
         room: Room {
             head_dim: shader::MAX_HEAD_DIM,
             delta_keys: shader::MAX_KEY_DIM,
-            delta_chunk_keys: 0,
+            delta_chunk_keys: shader::MAX_CHUNK_KEYS,
             index_keys: u32::MAX,
             experts: shader::MAX_EXPERTS,
         },

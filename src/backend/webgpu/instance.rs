@@ -5,10 +5,14 @@ use std::sync::OnceLock;
 use wgpu::{Adapter, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
 
 use super::backend::WebGpuBackend;
+use super::device::adapter_kind;
 use super::memory::memory_facts;
-use super::tuning::Tuning;
+use super::shader::CACHES;
+use super::trial::{Tried, fastest, remember, remembered, try_tiles};
+use super::tuning::{AdapterKind, Tile, Tuning};
 use crate::backend::discovery::{Absent, CardLimits, CardOptions, FoundCard, Interface, NamedCard, PciPlace};
 use crate::backend::{Backend, BackendError, Finder};
+use crate::program::KvFormat;
 
 /// The cards that wgpu reaches by one interface.
 #[derive(Debug)]
@@ -61,11 +65,46 @@ impl WebGpuFinder {
         options: &CardOptions,
         tuning: Option<Tuning>,
     ) -> Result<WebGpuBackend, BackendError> {
-        let adapter = self
-            .adapters()
-            .get(card.card.driver_index as usize)
-            .ok_or_else(|| BackendError::Rejected { device: card.id.clone(), problem: "the card is gone".into() })?;
-        WebGpuBackend::new(adapter, &card.id, options.clone(), tuning)
+        WebGpuBackend::new(self.adapter(card)?, &card.id, options.clone(), tuning)
+    }
+
+    fn adapter(&self, card: &NamedCard) -> Result<&Adapter, BackendError> {
+        let gone = || BackendError::Rejected { device: card.id.clone(), problem: "the card is gone".into() };
+        self.adapters().get(card.card.driver_index as usize).ok_or_else(gone)
+    }
+
+    /// Tries every kind of matrix kernels with tiles that a card can run, whatever it would be given.
+    ///
+    /// # Errors
+    /// The card is gone, or the plain kernels do not run.
+    pub fn try_tiles(&self, card: &NamedCard) -> Result<Vec<Tried>, BackendError> {
+        let kind = adapter_kind(self.adapter(card)?);
+        // Kernels that are tried are not worth keeping.
+        let open = |tuning| self.open_tuned(card, &CardOptions::default(), Some(tuning));
+        let base = Tuning::of(&AdapterKind { software: false, ..kind });
+        try_tiles(base, Tile::ALL.into_iter().filter(|tile| kind.has(*tile)), open)
+    }
+
+    /// The numbers for a card, with the tiles that were fastest when they were tried on it: at its first start, or at every one
+    /// where there is no folder to remember it in. The sentence says what was chosen.
+    ///
+    /// # Errors
+    /// The card is gone, or the plain kernels do not run.
+    pub fn tuning_for(&self, card: &NamedCard, options: &CardOptions) -> Result<(Tuning, String), BackendError> {
+        let adapter = self.adapter(card)?;
+        let (kind, info) = (adapter_kind(adapter), adapter.get_info());
+        let tuning = Tuning::of(&kind);
+        if tuning.tile == Tile::None {
+            return Ok((tuning, String::new()));
+        }
+        let known = options.cache_folder.as_ref().and_then(|folder| remembered(folder, &info, |tile| kind.has(tile)));
+        if let Some(tile) = known {
+            return Ok((tuning.with_tile(tile), format!("; {} tiles were the fastest", tile.name())));
+        }
+        let tile = fastest(&self.try_tiles(card)?);
+        let kept = options.cache_folder.as_ref().map_or(Ok(()), |folder| remember(folder, &info, tile));
+        let problem = kept.err().map_or_else(String::new, |e| format!(", which cannot be remembered: {e}"));
+        Ok((tuning.with_tile(tile), format!("; {} tiles are the fastest{problem}", tile.name())))
     }
 
     fn card(&self, index: usize, adapter: &Adapter) -> FoundCard {
@@ -105,7 +144,12 @@ impl WebGpuFinder {
 }
 
 fn features(adapter: &Adapter) -> Vec<String> {
-    let known = [(Features::SHADER_F16, "f16"), (Features::SUBGROUP, "subgroups"), (Features::PIPELINE_CACHE, "pipeline cache")];
+    let known = [
+        (Features::SHADER_F16, "f16"),
+        (Features::SUBGROUP, "subgroups"),
+        (Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative matrices"),
+        (Features::PIPELINE_CACHE, "pipeline cache"),
+    ];
     let has = adapter.features();
     known.into_iter().filter(|(feature, _)| has.contains(*feature)).map(|(_, name)| name.to_string()).collect()
 }
@@ -124,7 +168,14 @@ impl Finder for WebGpuFinder {
         memory_facts(self.adapters().get(card.driver_index as usize)?)?.free_bytes
     }
 
+    fn kv_formats(&self) -> &'static [KvFormat] {
+        CACHES
+    }
+
     fn open(&self, card: &NamedCard, options: &CardOptions) -> Result<Box<dyn Backend>, BackendError> {
-        Ok(Box::new(self.open_tuned(card, options, None)?))
+        let (tuning, choice) = self.tuning_for(card, options)?;
+        let mut backend = self.open_tuned(card, options, Some(tuning))?;
+        backend.note(&choice);
+        Ok(Box::new(backend))
     }
 }

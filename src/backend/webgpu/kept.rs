@@ -1,4 +1,5 @@
-//! Compiled kernels that a driver lets us keep between starts: one file a card and driver in the user's cache folder.
+//! Compiled kernels that a driver lets us keep between starts, and other findings about a card: one file each for a card and driver
+//! in the user's cache folder.
 
 use std::fs;
 use std::io;
@@ -20,17 +21,30 @@ fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// The file of a card and its driver.
-fn file_of(folder: &Path, info: &AdapterInfo) -> PathBuf {
-    let driver = format!("{}/{}/{}", info.name, info.driver, info.driver_info);
-    folder.join(format!("kernels-{}-{:04x}-{:04x}-{:016x}", info.backend, info.vendor, info.device, checksum(driver.as_bytes())))
+/// What is kept of a card and its driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Compiled kernels.
+    Kernels,
+    /// Which matrix kernels were the fastest.
+    Tiles,
 }
 
-/// The driver's bytes in a file; `None` where there is no file.
+/// The file of a card and its driver.
+pub fn file_of(folder: &Path, kept: Kept, info: &AdapterInfo) -> PathBuf {
+    let driver = format!("{}/{}/{}", info.name, info.driver, info.driver_info);
+    let kept = match kept {
+        Kept::Kernels => "kernels",
+        Kept::Tiles => "tiles",
+    };
+    folder.join(format!("{kept}-{}-{:04x}-{:04x}-{:016x}", info.backend, info.vendor, info.device, checksum(driver.as_bytes())))
+}
+
+/// The bytes in a file; `None` where there is no file.
 ///
 /// # Errors
 /// The file is damaged or cannot be read.
-fn read(file: &Path) -> Result<Option<Vec<u8>>, String> {
+pub fn read(file: &Path) -> Result<Option<Vec<u8>>, String> {
     let bytes = match fs::read(file) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -42,7 +56,7 @@ fn read(file: &Path) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
-fn write(file: &Path, data: &[u8]) -> io::Result<()> {
+pub fn write(file: &Path, data: &[u8]) -> io::Result<()> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -65,7 +79,7 @@ impl KeptKernels {
         if !gpu.device.features().contains(Features::PIPELINE_CACHE) {
             return Ok((None, None));
         }
-        let file = file_of(folder, info);
+        let file = file_of(folder, Kept::Kernels, info);
         let (data, problem) = match read(&file) {
             Ok(data) => (data, None),
             Err(problem) => (None, Some(format!("kernels are compiled anew: '{}': {problem}", file.display()))),

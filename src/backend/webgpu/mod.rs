@@ -6,6 +6,7 @@
 //! - [`Tuning`]: what kernels are made for, by what an adapter is.
 //! - [`shader`]: composes kernels from the files in `shaders/`; `pipelines`: compiles them when a program is prepared;
 //!   `kept`: compiled kernels that the driver lets us keep between starts.
+//! - `trial`: which of the matrix kernels that a card can run are the fastest on it.
 //! - `prepare`: a lowered program with its bind groups; `backend`: the [`Backend`](super::Backend) itself;
 //!   `timing`: how long single kernels take.
 //!
@@ -22,9 +23,11 @@ mod pipelines;
 mod prepare;
 pub mod shader;
 mod timing;
+mod trial;
 mod tuning;
 
 pub use backend::WebGpuBackend;
 pub use instance::{DX12, METAL, VULKAN, WebGpuFinder};
 pub use timing::LaunchTime;
-pub use tuning::{BROADCAST_THREADS, Tuning};
+pub use trial::{Tried, fastest};
+pub use tuning::{BROADCAST_THREADS, KERNEL_SETS, Tile, Tuning};

@@ -30,7 +30,7 @@ pub struct Compiled {
 #[derive(Debug, Default)]
 pub struct Pipelines {
     layouts: HashMap<Shape, BindGroupLayout>,
-    compiled: HashMap<Variant, Compiled>,
+    compiled: HashMap<(Variant, u32), Compiled>,
     kept: Option<KeptKernels>,
 }
 
@@ -44,12 +44,12 @@ impl Pipelines {
         self.kept.as_mut().map_or(Ok(()), KeptKernels::keep)
     }
 
-    /// A kernel's code, compiled at its first use.
-    pub fn get(&mut self, gpu: &Gpu, variant: &Variant) -> Result<Compiled, BackendError> {
-        if let Some(compiled) = self.compiled.get(variant) {
+    /// A kernel's code for launches of so many parts, compiled at its first use.
+    pub fn get(&mut self, gpu: &Gpu, variant: &Variant, parts: u32) -> Result<Compiled, BackendError> {
+        if let Some(compiled) = self.compiled.get(&(*variant, parts)) {
             return Ok(compiled.clone());
         }
-        let source = compose(variant, &gpu.tuning).map_err(|problem| gpu.rejected(problem))?;
+        let source = compose(variant, &gpu.tuning, parts).map_err(|problem| gpu.rejected(problem))?;
         let shape = (variant.kernel, uses_tables(&source));
         let layout = match self.layouts.entry(shape) {
             Entry::Occupied(made) => made.get().clone(),
@@ -84,7 +84,7 @@ impl Pipelines {
             })
         })?;
         let compiled = Compiled { pipeline, shape, layout };
-        self.compiled.insert(*variant, compiled.clone());
+        self.compiled.insert((*variant, parts), compiled.clone());
         Ok(compiled)
     }
 }

@@ -13,6 +13,7 @@ use super::device::Gpu;
 use super::pipelines::{Compiled, Pipelines, Shape};
 use super::shader::{self, ARGS_BYTES, TABLES_BINDING};
 use crate::backend::BackendError;
+use crate::backend::gpu::join::{Joined, JoinedLaunches, join};
 use crate::backend::gpu::source::binding;
 use crate::backend::gpu::{Counts, Kernel, Launch, Lowered, Operand, Region, RunBlock, Window};
 use crate::program::{Program, RunParams, Stage, align_up};
@@ -92,6 +93,19 @@ impl Memory {
     }
 }
 
+/// Arguments of all launches as they lie in memory, and where those of each do, with their length.
+fn place_args(launches: &[Joined]) -> (Vec<(u64, u64)>, Vec<u8>) {
+    let (mut places, mut bytes) = (vec![], vec![]);
+    for joined in launches {
+        let words: Vec<u32> = joined.parts.concat();
+        let len = (words.len() as u64 * 4).next_multiple_of(16);
+        places.push((bytes.len() as u64, len));
+        bytes.extend_from_slice(bytemuck::cast_slice(&words));
+        bytes.resize(align_up(bytes.len() as u64, ARGS_STRIDE_BYTES) as usize, 0);
+    }
+    (places, bytes)
+}
+
 /// What a launch needs when it is recorded.
 #[derive(Debug)]
 struct Call {
@@ -105,6 +119,7 @@ pub struct Prepared {
     stage: Arc<Stage>,
     program: usize,
     lowered: Lowered,
+    launches: JoinedLaunches,
     pub segments: Vec<Range<usize>>,
     calls: Vec<Call>,
     block: RunBlock,
@@ -129,27 +144,27 @@ impl Prepared {
         program: usize,
         lowered: Lowered,
     ) -> Result<Prepared, BackendError> {
-        let args = memory.parameters.take(gpu, args_bytes(&lowered))?;
+        let launches = join(&lowered, &gpu.target);
+        let (places, bytes) = place_args(&launches.launches);
+        // What was planned is for launches that are not joined, and so is enough.
+        let args = memory.parameters.take(gpu, args_bytes(&lowered).max(bytes.len() as u64))?;
         let block_place = memory.parameters.take(gpu, lowered.run.bytes())?;
-        let mut bytes = vec![0; args_bytes(&lowered) as usize];
-        for (launch, to) in lowered.launches.iter().zip(bytes.chunks_mut(ARGS_STRIDE_BYTES as usize)) {
-            to[..launch.args.bytes().len()].copy_from_slice(launch.args.bytes());
-        }
         gpu.queue.write_buffer(&args.buffer, args.offset, &bytes);
         let bind = Bind { gpu, memory, args: &args, block: &block_place };
-        let mut calls = Vec::with_capacity(lowered.launches.len());
-        for (i, launch) in lowered.launches.iter().enumerate() {
-            let compiled: Vec<Compiled> = launch.variants().map(|v| pipelines.get(gpu, &v)).collect::<Result<_, _>>()?;
+        let mut calls = Vec::with_capacity(launches.launches.len());
+        for (joined, place) in launches.launches.iter().zip(places) {
+            let (launch, parts) = (&joined.launch, joined.parts.len() as u32);
+            let compiled: Vec<Compiled> = launch.variants().map(|v| pipelines.get(gpu, &v, parts)).collect::<Result<_, _>>()?;
             let Some(Compiled { shape, layout, .. }) = compiled.first() else {
                 return Err(gpu.rejected("a launch without code"));
             };
-            let group = bind.group(i, launch, *shape, layout)?;
+            let group = bind.group(place, launch, *shape, layout)?;
             calls.push(Call { group, code: compiled.into_iter().map(|c| c.pipeline).collect() });
         }
         let segments = stage.programs[program].segments();
         let block = RunBlock::new(&lowered.run);
         let counts = Counts { rows: 0, outputs: 0, spans: 0 };
-        Ok(Prepared { stage: stage.clone(), program, lowered, segments, calls, block, block_place, counts })
+        Ok(Prepared { stage: stage.clone(), program, lowered, launches, segments, calls, block, block_place, counts })
     }
 
     pub fn program(&self) -> &Program {
@@ -174,7 +189,7 @@ impl Prepared {
     }
 
     pub fn launches_of(&self, steps: Range<usize>) -> Range<usize> {
-        let ranges = &self.lowered.steps[steps];
+        let ranges = &self.launches.steps[steps];
         match (ranges.first(), ranges.last()) {
             (Some(first), Some(last)) => first.start..last.end,
             _ => 0..0,
@@ -183,7 +198,7 @@ impl Prepared {
 
     /// Records launches for the window at hand: each with the bind group and code that it got when the program was prepared.
     pub fn record(&self, pass: &mut ComputePass<'_>, launches: Range<usize>) {
-        for (launch, call) in self.lowered.launches[launches.clone()].iter().zip(&self.calls[launches]) {
+        for (Joined { launch, .. }, call) in self.launches.launches[launches.clone()].iter().zip(&self.calls[launches]) {
             if let Some(code) = launch.choice(&self.counts).and_then(|choice| call.code.get(choice)) {
                 let [x, y, z] = launch.grid.map(|extent| extent.get(&self.counts));
                 pass.set_pipeline(code);
@@ -197,14 +212,19 @@ impl Prepared {
 impl Prepared {
     /// The launches that the window at hand needs: index, name of the variant, bytes of matrices that it reads.
     pub fn kernels_at_hand(&self) -> impl Iterator<Item = (usize, (String, u64))> {
-        let named = |launch: &Launch| {
-            let name = launch.variant(&self.counts)?.name();
-            let word = |field| u64::from(launch.args.get(field).unwrap_or(0));
+        let named = |Joined { launch, parts }: &Joined| {
+            let mut name = launch.variant(&self.counts)?.name();
+            if parts.len() > 1 {
+                name += &format!(", {} parts", parts.len());
+            }
+            let place = |field| launch.args.layout().fields.iter().position(|f| f.name == field);
+            let bytes = |part: &Vec<u32>| Some(u64::from(part[place("outs")?]) * u64::from(part[place("row_bytes")?]));
+            let matrix_bytes: u64 = parts.iter().filter_map(bytes).sum();
             let pairs = if launch.kernel == Kernel::ExpertVec { launch.grid[1].get(&self.counts) } else { 1 };
             let matrices = u64::from(pairs) * (1 + u64::from(launch.gated));
-            Some((name, matrices * word("outs") * word("row_bytes")))
+            Some((name, matrices * matrix_bytes))
         };
-        self.lowered.launches.iter().enumerate().filter_map(move |(i, launch)| Some((i, named(launch)?)))
+        self.launches.launches.iter().enumerate().filter_map(move |(i, joined)| Some((i, named(joined)?)))
     }
 }
 
@@ -227,13 +247,11 @@ fn whole(piece: &Piece) -> BindingResource<'_> {
 impl<'a> Bind<'a> {
     fn group(
         &self,
-        index: usize,
+        (offset, args_bytes): (u64, u64),
         launch: &Launch,
         (_, tables): Shape,
         layout: &wgpu::BindGroupLayout,
     ) -> Result<BindGroup, BackendError> {
-        let offset = index as u64 * ARGS_STRIDE_BYTES;
-        let args_bytes = (launch.args.bytes().len() as u64).next_multiple_of(16);
         let mut entries =
             vec![BindGroupEntry { binding: 0, resource: part(&self.args.buffer, self.args.offset + offset, Some(args_bytes)) }];
         for operand in launch.kernel.info().operands {

@@ -11,6 +11,8 @@ pub enum Command {
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
+    /// Goes with the next question.
+    Picture(PathBuf),
     Undo,
     Regenerate,
     Stats,
@@ -34,6 +36,7 @@ const COMMANDS: &[(&[&str], &str, &str, Parse)] = &[
     (&["regen", "retry"], "", "answer the last question again", |rest| none(rest, Command::Regenerate)),
     (&["think"], "on|off|auto", "let the model think before it answers", think),
     (&["set"], "[NAME VALUE]", "list or change settings such as temp and top-k", set),
+    (&["picture", "image"], "FILE", "show the model a picture with the next question", |rest| Ok(Command::Picture(file(rest)?))),
     (&["stats"], "", "speed and memory of the last answer", |rest| none(rest, Command::Stats)),
     (&["save"], "FILE", "write the conversation to a JSON file", |rest| Ok(Command::Save(file(rest)?))),
     (&["load"], "FILE", "go on with a conversation that was saved", |rest| Ok(Command::Load(file(rest)?))),

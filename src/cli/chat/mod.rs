@@ -15,12 +15,14 @@ use super::error::CliError;
 use super::interrupt::Interrupt;
 use super::open::{Keeps, OpenModel, Opening, Stopping};
 use super::output::note;
+use super::pictures::PictureArgs;
 use super::text::{Chat, open_tokenizer};
 
 const EXAMPLES: &str = "\
 Examples:
   strata chat
   strata chat -m model.gguf --system \"You are a patient teacher\" -c 16384
+  strata chat -m model.gguf --vision-file mmproj.gguf --picture cat.jpg
   printf 'Hello\\nAnd in French?\\n' | strata chat -m model.gguf      one turn a line
 
 In the conversation: /help lists the commands, a line that ends in \\ goes on in the next, text between \"\"\" may have many
@@ -38,6 +40,8 @@ pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
+    pictures: PictureArgs,
+    #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -48,6 +52,7 @@ pub struct ChatArgs {
 }
 
 pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
+    let pixels = args.pictures.read(&args.compute)?;
     let opened = OpenModel::open(&args.model)?;
     opened.must_write_text()?;
     let tokenizer = open_tokenizer(&opened.files)?;
@@ -59,6 +64,7 @@ pub fn chat(args: &ChatArgs) -> Result<(), CliError> {
     let opening = Opening { keeps, ..Opening::new(context, &args.compute, Stopping::BetweenWindows) };
     let loaded = opened.load(&args.compute, opening, &interrupt)?;
     let mut session = Session::new(&tokenizer, &chat, loaded, &interrupt, args)?;
+    pixels.iter().try_for_each(|pixels| session.attach(pixels))?;
     let mut input = Input::open()?;
     if input.is_interactive() {
         note(format!(

@@ -1,6 +1,7 @@
 //! The conversation: its messages, and the sequence in the engine that has read them.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 
@@ -12,12 +13,15 @@ use crate::cli::error::CliError;
 use crate::cli::interrupt::Interrupt;
 use crate::cli::open::Loaded;
 use crate::cli::output::note;
+use crate::cli::pictures::{prepare, read_picture, show};
 use crate::cli::read::{MOST_TEXT_BYTES, read_file};
 use crate::cli::report::Report;
-use crate::cli::text::{Chat, message};
+use crate::cli::text::{self, Chat, message};
 use crate::engine::{Finish, GenerateOptions, Generation, GenerationStats};
+use crate::picture::{Patches, Pixels};
 use crate::state::Sequence;
 use crate::tokenizer::Tokenizer;
+use crate::tokenizer::content::words;
 
 pub struct Session<'a> {
     tokenizer: &'a Tokenizer,
@@ -30,6 +34,10 @@ pub struct Session<'a> {
     system: Option<String>,
     /// Questions and answers in turn, without the system message.
     messages: Vec<Json>,
+    /// All that were shown, by the numbers that messages give.
+    pictures: Vec<Arc<Patches>>,
+    /// Numbers of those that go with the next question.
+    attached: Vec<usize>,
     last: Option<GenerationStats>,
 }
 
@@ -57,6 +65,8 @@ impl<'a> Session<'a> {
             thinking: args.template.thinking(),
             system: args.template.system.clone(),
             messages: Vec::new(),
+            pictures: Vec::new(),
+            attached: Vec::new(),
             last: None,
         })
     }
@@ -64,8 +74,25 @@ impl<'a> Session<'a> {
     /// Asks and shows the answer. A question that could not be answered is forgotten.
     pub fn ask(&mut self, question: &str) -> Result<(), CliError> {
         let question = question.strip_prefix("//").map_or_else(|| question.to_owned(), |rest| format!("/{rest}"));
-        self.messages.push(message("user", &question));
+        self.messages.push(text::question(std::mem::take(&mut self.attached), &question));
         self.answer()
+    }
+
+    /// Shows the model a picture with the next question.
+    pub fn attach(&mut self, pixels: &Pixels) -> Result<(), CliError> {
+        let patches = prepare(&self.loaded.engine, pixels)?;
+        note(format!("(a picture of {} tokens goes with the next question)", patches.tokens()));
+        self.attached.push(self.pictures.len());
+        self.pictures.push(patches);
+        Ok(())
+    }
+
+    /// A new conversation.
+    fn clear(&mut self) {
+        self.messages.clear();
+        self.pictures.clear();
+        self.attached.clear();
+        note("(a new conversation)");
     }
 
     fn answer(&mut self) -> Result<(), CliError> {
@@ -79,7 +106,8 @@ impl<'a> Session<'a> {
     /// Answers the last message; false if nothing was said.
     fn generate(&mut self) -> Result<bool, CliError> {
         let all = self.all_messages();
-        let prompt = self.chat.prompt(self.tokenizer, &all, self.thinking)?;
+        let mut prompt = self.chat.prompt(self.tokenizer, &all, self.thinking)?;
+        prompt.place(self.tokenizer, &self.pictures)?;
         let context = self.loaded.engine.options().context as usize;
         if prompt.tokens.len() >= context {
             return Err(CliError::Failed(format!(
@@ -88,7 +116,9 @@ impl<'a> Session<'a> {
                 prompt.tokens.len()
             )));
         }
-        let history = self.chat.history_tokens(self.tokenizer, &all, self.thinking, &prompt);
+        let mut history = self.chat.history(self.tokenizer, &all, self.thinking)?;
+        history.place(self.tokenizer, &self.pictures)?;
+        let history = history.tokens.iter().zip(&prompt.tokens).take_while(|(a, b)| a == b).count();
         let options = GenerateOptions {
             max_tokens: self.settings.max_tokens,
             stop: self.settings.stop.clone(),
@@ -102,7 +132,8 @@ impl<'a> Session<'a> {
         let sampling = self.settings.sampling.clone();
         let mut answer = Answer::new(&prompt.form, Show::Stream);
         let mut generation =
-            Generation::new(self.tokenizer, engine.dims(), sampling, prompt.tokens, options).map_err(generate_error)?;
+            Generation::new(self.tokenizer, engine.dims(), sampling, prompt.tokens.clone(), options).map_err(generate_error)?;
+        show(&mut generation, engine, &prompt)?;
         generation.rewind(engine, &mut self.sequence)?;
         let finish = answer.generate(&mut generation, engine, &mut self.sequence)?;
         self.last = Some(generation.stats());
@@ -132,23 +163,19 @@ impl<'a> Session<'a> {
     pub fn command(&mut self, command: Command) -> Result<(), CliError> {
         match command {
             Command::Help | Command::Quit => {}
-            Command::Clear => {
-                self.messages.clear();
-                note("(a new conversation)");
-            }
+            Command::Clear => self.clear(),
             Command::System(None) => note(self.system.as_deref().unwrap_or("(nothing is said to the model beforehand)")),
             Command::System(Some(text)) => {
                 self.system = Some(text);
-                self.messages.clear();
-                note("(a new conversation)");
+                self.clear();
             }
             Command::Undo => match self.take_back() {
-                Some(question) => note(format!("(taken back: {question})")),
+                Some(question) => note(format!("(taken back: {})", words(&question["content"]))),
                 None => note("(there is nothing to take back)"),
             },
             Command::Regenerate => match self.take_back() {
                 Some(question) => {
-                    self.messages.push(message("user", &question));
+                    self.messages.push(question);
                     return self.answer();
                 }
                 None => note("(nothing was asked yet)"),
@@ -167,16 +194,15 @@ impl<'a> Session<'a> {
             }
             Command::Save(path) => self.save(&path)?,
             Command::Load(path) => self.load(&path)?,
+            Command::Picture(path) => self.attach(&read_picture(&path)?)?,
         }
         Ok(())
     }
 
     /// Removes the last question and what came after it; returns the question.
-    fn take_back(&mut self) -> Option<String> {
+    fn take_back(&mut self) -> Option<Json> {
         let at = self.messages.iter().rposition(|m| m["role"] == "user")?;
-        let question = self.messages[at]["content"].as_str().unwrap_or_default().to_owned();
-        self.messages.truncate(at);
-        Some(question)
+        self.messages.drain(at..).next()
     }
 
     fn show_stats(&mut self) {
@@ -190,11 +216,14 @@ impl<'a> Session<'a> {
     }
 
     fn save(&self, path: &Path) -> Result<(), CliError> {
-        let document = json!({ "messages": self.all_messages() });
+        let mut messages = self.all_messages();
+        messages.iter_mut().for_each(|message| message["content"] = json!(words(&message["content"])));
+        let document = json!({ "messages": messages });
         let fail = |e| CliError::io("write", path, e);
         let text = serde_json::to_string_pretty(&document).map_err(|e| fail(e.into()))?;
         std::fs::write(path, text + "\n").map_err(fail)?;
-        note(format!("({} messages in '{}')", self.messages.len(), path.display()));
+        let pictures = if self.pictures.is_empty() { "" } else { ", without the pictures" };
+        note(format!("({} messages in '{}'{pictures})", self.messages.len(), path.display()));
         Ok(())
     }
 
@@ -210,6 +239,7 @@ impl<'a> Session<'a> {
         let (system, rest): (Vec<&Json>, Vec<&Json>) = messages.iter().partition(|m| m["role"] == "system");
         self.system = system.first().and_then(|m| m["content"].as_str()).map(str::to_owned);
         self.messages = rest.into_iter().cloned().collect();
+        (self.pictures, self.attached) = (Vec::new(), Vec::new());
         note(format!("({} messages from '{}')", self.messages.len(), path.display()));
         Ok(())
     }

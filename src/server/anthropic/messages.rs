@@ -13,9 +13,11 @@ use crate::server::chat::{Chat, in_background};
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::{Fields, wrong};
 use crate::server::openai::{read_sampling, read_tool};
+use crate::server::pictures::{Pictures, blind};
 use crate::server::sse::{self, Frames};
 use crate::server::tools::{ToolChoice, ToolSpec};
 use crate::server::turn::{Delivery, Out};
+use crate::tokenizer::content::Content;
 
 const MAX_STOPS: usize = 64;
 
@@ -56,8 +58,8 @@ pub async fn count_tokens(app: Arc<App>, request: HttpRequest) -> Result<Respons
 fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     fields.text("model")?;
     let mut messages = Vec::new();
-    if let Some(system) = read_blocks(fields, "system")?.filter(|text| !text.is_empty()) {
-        messages.push(json!({ "role": "system", "content": system }));
+    if let Some(system) = read_blocks(fields, "system", None)?.filter(|system| !system.says_nothing()) {
+        messages.push(json!({ "role": "system", "content": system.into_json() }));
     }
     let Some(list) = fields.list("messages")? else {
         return Err(fields.error("messages", "the conversation is missing; send a list of messages"));
@@ -65,8 +67,9 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     if list.is_empty() {
         return Err(fields.error("messages", "the list is empty; send at least one message"));
     }
+    let mut pictures = Pictures::new(app);
     for (i, value) in list.iter().enumerate() {
-        read_message(&Fields::at(value, format!("messages[{i}]"))?, &mut messages)?;
+        read_message(&Fields::at(value, format!("messages[{i}]"))?, &mut messages, &mut pictures)?;
     }
     if messages.iter().all(|message| message["role"] == "system") {
         return Err(fields.error("messages", "all messages are empty; say something"));
@@ -78,6 +81,7 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     }
     let mut chat = Chat {
         messages,
+        pictures: pictures.into_taken(),
         tools: read_tools(fields)?,
         tool_choice,
         parallel_calls,
@@ -90,21 +94,22 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     Ok(chat)
 }
 
-/// Text, or a list of text blocks.
-fn read_blocks(fields: &Fields<'_>, key: &str) -> Result<Option<String>, ApiError> {
+/// Text, or a list of blocks of text and, if there may be `pictures`, of these.
+fn read_blocks(fields: &Fields<'_>, key: &str, mut pictures: Option<&mut Pictures<'_>>) -> Result<Option<Content>, ApiError> {
     match fields.get(key) {
         None => Ok(None),
-        Some(Json::String(text)) => Ok(Some(text.clone())),
+        Some(Json::String(text)) => Ok(Some(Content::text(text))),
         Some(Json::Array(blocks)) => {
-            let mut texts = Vec::new();
+            let mut content = Content::new("\n\n");
             for (i, value) in blocks.iter().enumerate() {
                 let block = Fields::at(value, format!("{}[{i}]", fields.path(key)))?;
-                match block.text("type")?.unwrap_or("text") {
-                    "text" => texts.push(required(&block, "text")?),
-                    other => return Err(unsupported(&block, other)),
+                match (block.text("type")?.unwrap_or("text"), &mut pictures) {
+                    ("text", _) => content.push_text(required(&block, "text")?),
+                    ("image", Some(pictures)) => content.push_picture(read_picture(&block, pictures)?),
+                    (other, _) => return Err(unsupported(&block, other)),
                 }
             }
-            Ok(Some(texts.join("\n\n")))
+            Ok(Some(content))
         }
         Some(other) => Err(wrong(fields.path(key), "text or a list of blocks", other)),
     }
@@ -116,13 +121,29 @@ fn required<'a>(fields: &Fields<'a>, key: &str) -> Result<&'a str, ApiError> {
 
 fn unsupported(block: &Fields<'_>, kind: &str) -> ApiError {
     let problem = match kind {
-        "image" | "document" => "pictures and documents are not supported: this version of Strata reads text only".to_owned(),
+        "image" => "pictures can stand in messages of the user and in results of tools, nowhere else".to_owned(),
+        "document" => "documents are not supported; send their text, or pictures of their pages".to_owned(),
         other => format!("'{other}' is not supported here"),
     };
     block.error("type", problem)
 }
 
-fn read_message(message: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), ApiError> {
+/// `{source: {type: base64, media_type, data} | {type: url, url}}`
+fn read_picture(block: &Fields<'_>, pictures: &mut Pictures<'_>) -> Result<usize, ApiError> {
+    if !pictures.are_seen() {
+        return Err(blind(&block.path("type")));
+    }
+    let source = block.object("source")?.ok_or_else(|| block.error("source", "the picture is missing"))?;
+    match source.text("type")? {
+        Some("base64") => pictures.add_typed(required(&source, "media_type")?, required(&source, "data")?, &source),
+        Some("url") => pictures.add_address(required(&source, "url")?, &source.path("url")),
+        Some("file") => Err(source.error("type", "this server keeps no files; send the picture itself in base64")),
+        Some(other) => Err(source.error("type", format!("'{other}' is not known; known are base64 and url"))),
+        None => Err(source.error("type", "a type is needed: base64 or url")),
+    }
+}
+
+fn read_message(message: &Fields<'_>, messages: &mut Vec<Json>, pictures: &mut Pictures<'_>) -> Result<(), ApiError> {
     let role = required(message, "role")?;
     if !["user", "assistant", "system"].contains(&role) {
         return Err(message.error("role", format!("'{role}' is not known; known are user, assistant, system")));
@@ -138,10 +159,10 @@ fn read_message(message: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), Ap
         Some(other) => return Err(wrong(message.path("content"), "text or a list of blocks", other)),
         None => return Err(message.error("content", "a message needs a content")),
     };
-    let mut parts = Parts::default();
+    let mut parts = Parts { content: Content::new("\n"), ..Parts::default() };
     for (i, value) in blocks.iter().enumerate() {
         let block = Fields::at(value, format!("{}[{i}]", message.path("content")))?;
-        parts.read(role, &block, messages)?;
+        parts.read(role, &block, messages, pictures)?;
     }
     parts.push(role, messages);
     Ok(())
@@ -150,16 +171,23 @@ fn read_message(message: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), Ap
 /// The blocks of one message.
 #[derive(Default)]
 struct Parts {
-    texts: Vec<String>,
+    content: Content,
     thinking: Vec<String>,
     calls: Vec<Json>,
 }
 
 impl Parts {
     /// Results of calls are messages of their own, which come first.
-    fn read(&mut self, role: &str, block: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), ApiError> {
+    fn read(
+        &mut self,
+        role: &str,
+        block: &Fields<'_>,
+        messages: &mut Vec<Json>,
+        pictures: &mut Pictures<'_>,
+    ) -> Result<(), ApiError> {
         match (block.text("type")?.unwrap_or("text"), role) {
-            ("text", _) => self.texts.push(required(block, "text")?.to_owned()),
+            ("text", _) => self.content.push_text(required(block, "text")?),
+            ("image", "user") => self.content.push_picture(read_picture(block, pictures)?),
             ("thinking", "assistant") => self.thinking.push(required(block, "thinking")?.to_owned()),
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
@@ -174,11 +202,11 @@ impl Parts {
             }
             ("tool_result", "user") => {
                 let id = required(block, "tool_use_id")?;
-                let mut text = read_blocks(block, "content")?.unwrap_or_default();
+                let mut content = read_blocks(block, "content", Some(pictures))?.unwrap_or_default();
                 if block.bool("is_error")?.unwrap_or(false) {
-                    text = format!("Error: {text}");
+                    content.begin_with("Error: ");
                 }
-                messages.push(json!({ "role": "tool", "content": text, "tool_call_id": id }));
+                messages.push(json!({ "role": "tool", "content": content.into_json(), "tool_call_id": id }));
             }
             (other, _) => return Err(unsupported(block, other)),
         }
@@ -186,15 +214,14 @@ impl Parts {
     }
 
     fn push(self, role: &str, messages: &mut Vec<Json>) {
-        let text = self.texts.join("\n");
         // As with plain text, only the assistant's silence is left out. A turn of results alone has no text.
-        let silent = if role == "assistant" { text.trim().is_empty() } else { self.texts.is_empty() };
+        let silent = if role == "assistant" { self.content.is_blank() } else { self.content.is_empty() };
         if silent && self.calls.is_empty() {
             return;
         }
         let mut message = Map::new();
         message.insert("role".into(), json!(role));
-        message.insert("content".into(), json!(text));
+        message.insert("content".into(), self.content.into_json());
         if !self.thinking.is_empty() {
             message.insert("reasoning_content".into(), json!(self.thinking.join("\n")));
         }

@@ -14,6 +14,7 @@ use crate::server::app::App;
 use crate::server::chat::{Chat, Format, in_background};
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::Fields;
+use crate::server::pictures::Pictures;
 use crate::server::sse;
 use crate::server::tools::ToolChoice;
 use crate::server::turn::{Delivery, Whole};
@@ -88,8 +89,9 @@ fn read_chat(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
         _ => {}
     }
     let limit = fields.first(&["max_completion_tokens", "max_tokens", "n_predict"]).unwrap_or("max_tokens");
+    let mut pictures = Pictures::new(app);
     let mut chat = Chat {
-        messages: read_messages(fields)?,
+        messages: read_messages(fields, &mut pictures)?,
         tools: read_tool_list(fields, false)?,
         tool_choice: read_tool_choice(fields)?,
         parallel_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
@@ -102,6 +104,7 @@ fn read_chat(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
         ..Chat::default()
     };
     read_thinking(fields, &mut chat)?;
+    chat.pictures = pictures.into_taken();
     Ok(chat)
 }
 

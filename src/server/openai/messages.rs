@@ -4,10 +4,12 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, wrong};
+use crate::server::pictures::{Pictures, blind};
+use crate::tokenizer::content::Content;
 
 /// `messages`. System messages may stand anywhere, `developer` is another word for system, and empty turns of the
 /// assistant are left out: they would teach the model to say nothing.
-pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
+pub fn read_messages(fields: &Fields<'_>, pictures: &mut Pictures<'_>) -> Result<Vec<Json>, ApiError> {
     let Some(list) = fields.list("messages")? else {
         return Err(fields.error("messages", "the conversation is missing; send a list of messages"));
     };
@@ -17,7 +19,7 @@ pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
     let mut messages = Vec::with_capacity(list.len());
     for (i, value) in list.iter().enumerate() {
         let message = Fields::at(value, format!("{}[{i}]", fields.path("messages")))?;
-        messages.extend(read_message(&message)?);
+        messages.extend(read_message(&message, pictures)?);
     }
     if messages.is_empty() {
         return Err(fields.error("messages", "all messages are empty; say something"));
@@ -25,18 +27,18 @@ pub fn read_messages(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
     Ok(messages)
 }
 
-fn read_message(message: &Fields<'_>) -> Result<Option<Json>, ApiError> {
+fn read_message(message: &Fields<'_>, pictures: &mut Pictures<'_>) -> Result<Option<Json>, ApiError> {
     let Some(role) = message.text("role")? else { return Err(message.error("role", "a message needs a role")) };
-    let content = read_content(message, "content")?;
+    let content = read_content(message, "content", may_show(role).then_some(pictures))?;
     match role {
-        "system" | "developer" => Ok(Some(json!({ "role": "system", "content": content.unwrap_or_default() }))),
+        "system" | "developer" => Ok(Some(json!({ "role": "system", "content": content.unwrap_or_default().into_json() }))),
         "user" => {
             let content = content.ok_or_else(|| message.error("content", "a user's message needs a content"))?;
-            Ok(Some(json!({ "role": "user", "content": content })))
+            Ok(Some(json!({ "role": "user", "content": content.into_json() })))
         }
         "assistant" => assistant(message, content),
         "tool" | "function" => {
-            let mut out = json!({ "role": "tool", "content": content.unwrap_or_default() });
+            let mut out = json!({ "role": "tool", "content": content.unwrap_or_default().into_json() });
             for key in ["tool_call_id", "name"] {
                 if let Some(text) = message.text(key)? {
                     out[key] = json!(text);
@@ -51,7 +53,12 @@ fn read_message(message: &Fields<'_>) -> Result<Option<Json>, ApiError> {
     }
 }
 
-fn assistant(message: &Fields<'_>, content: Option<String>) -> Result<Option<Json>, ApiError> {
+/// Whose messages may hold pictures: the user's and results of tools.
+pub fn may_show(role: &str) -> bool {
+    matches!(role, "user" | "tool" | "function")
+}
+
+fn assistant(message: &Fields<'_>, content: Option<Content>) -> Result<Option<Json>, ApiError> {
     let mut calls = Vec::new();
     for (i, value) in message.list("tool_calls")?.into_iter().flatten().enumerate() {
         let call = Fields::at(value, format!("{}[{i}]", message.path("tool_calls")))?;
@@ -69,13 +76,13 @@ fn assistant(message: &Fields<'_>, content: Option<String>) -> Result<Option<Jso
         calls.push(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } }));
     }
     let reasoning = message.text(message.first(&["reasoning_content", "reasoning"]).unwrap_or("reasoning_content"))?;
-    let content = content.or(message.text("refusal")?.map(str::to_owned)).unwrap_or_default();
-    if content.trim().is_empty() && calls.is_empty() {
+    let content = content.or(message.text("refusal")?.map(Content::text)).unwrap_or_default();
+    if content.is_blank() && calls.is_empty() {
         return Ok(None);
     }
     let mut out = Map::new();
     out.insert("role".into(), json!("assistant"));
-    out.insert("content".into(), json!(content));
+    out.insert("content".into(), content.into_json());
     if let Some(reasoning) = reasoning.filter(|text| !text.is_empty()) {
         out.insert("reasoning_content".into(), json!(reasoning));
     }
@@ -94,33 +101,64 @@ pub fn read_arguments(text: &str) -> Json {
     }
 }
 
-/// Content that is text or a list of parts; `None` if there is none.
-pub fn read_content(message: &Fields<'_>, key: &str) -> Result<Option<String>, ApiError> {
+/// Content that is text or a list of parts; `None` if there is none. Without `pictures` none are allowed in it.
+pub fn read_content(
+    message: &Fields<'_>,
+    key: &str,
+    mut pictures: Option<&mut Pictures<'_>>,
+) -> Result<Option<Content>, ApiError> {
     match message.get(key) {
         None => Ok(None),
-        Some(Json::String(text)) => Ok(Some(text.clone())),
+        Some(Json::String(text)) => Ok(Some(Content::text(text))),
         Some(Json::Array(parts)) => {
-            let part = |(i, value): (usize, &Json)| read_part(value, format!("{}[{i}]", message.path(key)));
-            let texts = parts.iter().enumerate().map(part).collect::<Result<Vec<String>, ApiError>>()?;
-            Ok(Some(texts.join("\n")))
+            let mut content = Content::new("\n");
+            for (i, value) in parts.iter().enumerate() {
+                read_part(value, format!("{}[{i}]", message.path(key)), pictures.as_deref_mut(), &mut content)?;
+            }
+            Ok(Some(content))
         }
         Some(other) => Err(wrong(message.path(key), "text or a list of parts", other)),
     }
 }
 
-fn read_part(value: &Json, path: String) -> Result<String, ApiError> {
+fn read_part(value: &Json, path: String, pictures: Option<&mut Pictures<'_>>, content: &mut Content) -> Result<(), ApiError> {
     if let Json::String(text) = value {
-        return Ok(text.clone());
+        content.push_text(text);
+        return Ok(());
     }
     let part = Fields::at(value, path)?;
     match part.text("type")?.unwrap_or("text") {
         "text" | "input_text" | "output_text" => {
-            part.text("text")?.map(str::to_owned).ok_or_else(|| part.error("text", "the part has no text"))
+            content.push_text(part.text("text")?.ok_or_else(|| part.error("text", "the part has no text"))?);
         }
-        "refusal" => Ok(part.text("refusal")?.unwrap_or_default().to_owned()),
-        "image_url" | "input_image" | "image" => {
-            Err(part.error("type", "pictures are not supported: this version of Strata reads text only"))
+        "refusal" => content.push_text(part.text("refusal")?.unwrap_or_default()),
+        "image_url" | "input_image" => content.push_picture(read_picture_part(&part, pictures)?),
+        other => return Err(part.error("type", format!("'{other}' is not supported; text and pictures (image_url) are"))),
+    }
+    Ok(())
+}
+
+/// `{image_url: address | {url: address, detail}, detail}`. The detail is left to the model's own limits.
+fn read_picture_part(part: &Fields<'_>, pictures: Option<&mut Pictures<'_>>) -> Result<usize, ApiError> {
+    let Some(pictures) = pictures else {
+        return Err(part.error("type", "pictures can stand in messages of the user and in results of tools, nowhere else"));
+    };
+    if !pictures.are_seen() {
+        return Err(blind(&part.path("type")));
+    }
+    if part.get("file_id").is_some() {
+        return Err(part.error("file_id", "this server keeps no files; send the picture itself in 'image_url'"));
+    }
+    part.text("detail")?;
+    match part.get("image_url") {
+        Some(Json::String(address)) => pictures.add_address(address, &part.path("image_url")),
+        Some(Json::Object(_)) => {
+            let Some(holder) = part.object("image_url")? else { return Err(part.error("image_url", "the picture is missing")) };
+            holder.text("detail")?;
+            let address = holder.text("url")?.ok_or_else(|| holder.error("url", "the picture is missing"))?;
+            pictures.add_address(address, &holder.path("url"))
         }
-        other => Err(part.error("type", format!("'{other}' is not supported; only text is"))),
+        Some(other) => Err(wrong(part.path("image_url"), "an object with a 'url', or text", other)),
+        None => Err(part.error("image_url", "the picture is missing; send data:image/png;base64,…")),
     }
 }

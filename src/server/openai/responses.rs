@@ -8,13 +8,14 @@ use axum::response::Response;
 use serde_json::{Map, Value as Json, json};
 
 use super::chat::{read_effort, read_json_format, read_tool_choice};
-use super::messages::{read_arguments, read_content};
+use super::messages::{may_show, read_arguments, read_content};
 use super::responses_reply::Reply;
 use super::sampling::{read_sampling, read_tool_list};
 use crate::server::app::App;
 use crate::server::chat::{Chat, Format, in_background};
 use crate::server::error::{ApiError, json_response};
 use crate::server::fields::Fields;
+use crate::server::pictures::Pictures;
 use crate::server::sse::{self, Frames};
 use crate::server::turn::{Delivery, Out};
 
@@ -59,7 +60,8 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
         messages.push(json!({ "role": "system", "content": text }));
     }
     let before = messages.len();
-    read_input(fields, &mut messages)?;
+    let mut pictures = Pictures::new(app);
+    read_input(fields, &mut messages, &mut pictures)?;
     if messages.len() == before {
         return Err(fields.error("input", "all items are empty; say something"));
     }
@@ -67,6 +69,7 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     sampling.logprobs = fields.count("top_logprobs", 0..=20)?.filter(|count| *count > 0);
     let mut chat = Chat {
         messages,
+        pictures: pictures.into_taken(),
         tools: read_tool_list(fields, true)?,
         tool_choice: read_tool_choice(fields)?,
         parallel_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
@@ -85,7 +88,7 @@ fn read(app: &App, fields: &Fields<'_>) -> Result<Chat, ApiError> {
     Ok(chat)
 }
 
-fn read_input(fields: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), ApiError> {
+fn read_input(fields: &Fields<'_>, messages: &mut Vec<Json>, pictures: &mut Pictures<'_>) -> Result<(), ApiError> {
     match fields.get("input") {
         None => return Err(fields.error("input", "the conversation is missing; send text or a list of items")),
         Some(Json::String(text)) => messages.push(json!({ "role": "user", "content": text })),
@@ -96,7 +99,7 @@ fn read_input(fields: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), ApiEr
             }
             let mut reasoning = None;
             for (i, value) in items.iter().enumerate() {
-                read_item(&Fields::at(value, format!("input[{i}]"))?, messages, &mut reasoning)?;
+                read_item(&Fields::at(value, format!("input[{i}]"))?, messages, &mut reasoning, pictures)?;
             }
         }
     }
@@ -104,7 +107,12 @@ fn read_input(fields: &Fields<'_>, messages: &mut Vec<Json>) -> Result<(), ApiEr
 }
 
 /// One item. Reasoning waits for the message or call that it led to.
-fn read_item(item: &Fields<'_>, messages: &mut Vec<Json>, reasoning: &mut Option<String>) -> Result<(), ApiError> {
+fn read_item(
+    item: &Fields<'_>,
+    messages: &mut Vec<Json>,
+    reasoning: &mut Option<String>,
+    pictures: &mut Pictures<'_>,
+) -> Result<(), ApiError> {
     match item.text("type")?.unwrap_or("message") {
         "message" => {
             let role = match item.text("role")? {
@@ -117,15 +125,16 @@ fn read_item(item: &Fields<'_>, messages: &mut Vec<Json>, reasoning: &mut Option
                 }
                 None => return Err(item.error("role", "a message needs a role")),
             };
-            let content = read_content(item, "content")?.ok_or_else(|| item.error("content", "a message needs a content"))?;
-            let mut message = json!({ "role": role, "content": content });
-            if role == "assistant" {
-                if content.trim().is_empty() {
-                    return Ok(());
-                }
-                if let Some(text) = reasoning.take() {
-                    message["reasoning_content"] = json!(text);
-                }
+            let content = read_content(item, "content", may_show(role).then_some(pictures))?;
+            let content = content.ok_or_else(|| item.error("content", "a message needs a content"))?;
+            if role == "assistant" && content.is_blank() {
+                return Ok(());
+            }
+            let mut message = json!({ "role": role, "content": content.into_json() });
+            if role == "assistant"
+                && let Some(text) = reasoning.take()
+            {
+                message["reasoning_content"] = json!(text);
             }
             messages.push(message);
         }
@@ -138,8 +147,9 @@ fn read_item(item: &Fields<'_>, messages: &mut Vec<Json>, reasoning: &mut Option
         }
         "function_call_output" => {
             let id = item.text("call_id")?.ok_or_else(|| item.error("call_id", "a result needs the id of its call"))?;
-            let output = read_content(item, "output")?.ok_or_else(|| item.error("output", "a result needs an output"))?;
-            messages.push(json!({ "role": "tool", "content": output, "tool_call_id": id }));
+            let output = read_content(item, "output", Some(pictures))?;
+            let output = output.ok_or_else(|| item.error("output", "a result needs an output"))?;
+            messages.push(json!({ "role": "tool", "content": output.into_json(), "tool_call_id": id }));
         }
         "reasoning" => {
             let parts = item.list("content")?.or(item.list("summary")?).map(Vec::as_slice).unwrap_or_default();

@@ -4,6 +4,7 @@
 use serde_json::{Value as Json, json};
 
 use super::ToolSpec;
+use crate::tokenizer::content::{enclosed, words};
 
 /// Messages in which a template without tools finds everything it needs.
 pub fn describe_in_messages(messages: &[Json], tools: &[ToolSpec]) -> Vec<Json> {
@@ -26,12 +27,13 @@ pub fn describe_in_messages(messages: &[Json], tools: &[ToolSpec]) -> Vec<Json> 
 
 /// A message without calls and results.
 fn plain(message: &Json) -> Json {
-    let text = message["content"].as_str().unwrap_or_default();
     match message["role"].as_str() {
-        Some("tool") => json!({ "role": "user", "content": format!("<tool_response>\n{text}\n</tool_response>") }),
+        Some("tool") => {
+            json!({ "role": "user", "content": enclosed(&message["content"], "<tool_response>\n", "\n</tool_response>") })
+        }
         Some("assistant") => {
             let Some(calls) = message["tool_calls"].as_array() else { return message.clone() };
-            let mut content = text.to_owned();
+            let mut content = words(&message["content"]).into_owned();
             for call in calls {
                 let function = &call["function"];
                 let call = json!({ "name": function["name"], "arguments": function["arguments"] });

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value as Json};
 
-use crate::tokenizer::Tokenizer;
 use crate::tokenizer::special::SpecialMatcher;
+use crate::tokenizer::{PICTURE_PLACE, Tokenizer};
 use crate::units::TokenId;
 
 use super::{Segment, TemplateError};
@@ -30,6 +30,15 @@ pub(super) enum Trust {
     Model,
     /// Anybody else: all is text.
     User,
+}
+
+/// What templates get of a message's content that is a list of parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// The list.
+    AsTheyAre,
+    /// One text, with the places of pictures in it.
+    AsText,
 }
 
 /// Role names a template may put between the pieces of a token.
@@ -58,6 +67,7 @@ pub(super) struct Guard<'a> {
     buildable: HashSet<TokenId>,
     wedge: char,
     input_bytes: usize,
+    pub(super) contents: Contents,
 }
 
 impl<'a> Guard<'a> {
@@ -77,8 +87,8 @@ impl<'a> Guard<'a> {
             scan.text(name);
             scan.value(value);
         }
-        // Marks are needed for what occurs in the source, in the variables, and for markup.
-        let in_source = std::iter::once(source).chain(variables.iter().map(|(_, text)| text.as_str()));
+        // Marks are needed for what occurs in the source, in the variables, in a picture's place, and for markup.
+        let in_source = [source, PICTURE_PLACE].into_iter().chain(variables.iter().map(|(_, text)| text.as_str()));
         let mut ids: Vec<TokenId> = in_source.flat_map(|text| specials.find_iter(text)).map(|found| found.id).collect();
         ids.extend(markup);
         ids.sort_unstable();
@@ -92,7 +102,8 @@ impl<'a> Guard<'a> {
         }
         let text_of = specials.iter().filter(|(_, id)| mark_of.contains_key(id));
         let token_of = text_of.filter_map(|(text, id)| Some((*mark_of.get(&id)?, (id, text)))).collect();
-        Ok(Self { specials, markup, mark_of, token_of, buildable: buildable(specials, source), wedge, input_bytes: scan.bytes })
+        let (buildable, input_bytes) = (buildable(specials, source), scan.bytes);
+        Ok(Self { specials, markup, mark_of, token_of, buildable, wedge, input_bytes, contents: Contents::AsTheyAre })
     }
 
     /// Bytes of all inputs and the source.
@@ -113,9 +124,22 @@ impl<'a> Guard<'a> {
         let assistant = fields.get("role").and_then(Json::as_str) == Some("assistant");
         let guarded = fields.iter().map(|(key, value)| {
             let trust = if assistant && MODEL_KEYS.contains(&key.as_str()) { Trust::Model } else { Trust::User };
-            (key.clone(), self.value(value, trust))
+            let guarded = match value {
+                Json::Array(parts) if key == "content" && self.contents == Contents::AsText => self.parts_as_text(parts, trust),
+                _ => self.value(value, trust),
+            };
+            (key.clone(), guarded)
         });
         Json::Object(guarded.collect())
+    }
+
+    /// The parts of a content in one string.
+    fn parts_as_text(&self, parts: &[Json], trust: Trust) -> Json {
+        let part = |part: &Json| match part["type"].as_str() {
+            Some("image") => self.string(PICTURE_PLACE, Trust::Template),
+            _ => self.string(part["text"].as_str().unwrap_or_default(), trust),
+        };
+        Json::String(parts.iter().map(part).collect())
     }
 
     /// All strings of a value, keys included. Depth is bounded by the JSON parser, and here for values made otherwise.

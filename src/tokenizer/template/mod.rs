@@ -11,6 +11,12 @@
 //!   `<think>`, which the model wrote as tokens and templates look for. Control tokens are text there as well.
 //! - Some templates build a token from pieces (`'<|' + message.role + '|>'`). Tokens the source can build this way are
 //!   also recognised in the rendered text, except where one stands whole in something the user supplied.
+//!
+//! # Pictures
+//!
+//! The content of a message is text, or a list of `{"type": "text", "text": …}` and `{"type": "image"}`. A template that knows
+//! pictures writes a place for each, whose token nobody else can write. Most templates of small or older models only know
+//! text: these get the parts as one text with the places in it ([`ChatTemplate::writes_pictures`]).
 
 mod fallback;
 mod guard;
@@ -18,14 +24,14 @@ mod python;
 mod values;
 
 use minijinja::{Environment, ErrorKind};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
 use super::Tokenizer;
 use super::special::SpecialMatcher;
 use crate::units::TokenId;
 
-use guard::{Guard, Trust};
+use guard::{Contents, Guard, Trust};
 
 /// What can go wrong with a template. `line` is a line of the template.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -123,6 +129,13 @@ const STACK_BYTES_PER_FUEL: u64 = 96;
 struct Entry {
     source: TemplateSource,
     text: String,
+    contents: Contents,
+}
+
+impl Entry {
+    fn new(source: TemplateSource, text: impl Into<String>) -> Entry {
+        Entry { source, text: text.into(), contents: Contents::AsTheyAre }
+    }
 }
 
 /// The chat templates of one model.
@@ -132,6 +145,7 @@ pub struct ChatTemplate {
     /// `bos_token` and its like: variables that hold special tokens.
     variables: Vec<(&'static str, String)>,
     model_markup: Vec<TokenId>,
+    picture_token: Option<TokenId>,
 }
 
 impl ChatTemplate {
@@ -139,22 +153,21 @@ impl ChatTemplate {
     pub fn new(tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
         let mut entries = Vec::new();
         if let Some(text) = tokenizer.chat_template_source() {
-            entries.push(Entry { source: TemplateSource::File, text: text.to_owned() });
+            entries.push(Entry::new(TemplateSource::File, text));
         }
         for (name, text) in tokenizer.named_template_sources() {
-            entries.push(Entry { source: TemplateSource::Named(name.clone()), text: text.clone() });
+            entries.push(Entry::new(TemplateSource::Named(name.clone()), text));
         }
         if entries.is_empty() {
             let (name, text) = fallback::choose(tokenizer);
-            let source = TemplateSource::Fallback(name);
-            entries.push(Entry { source, text: text.to_owned() });
+            entries.push(Entry::new(TemplateSource::Fallback(name), text));
         }
         Self::with_entries(tokenizer, entries)
     }
 
     /// A template given by the user in place of the file's.
     pub fn from_source(tokenizer: &Tokenizer, text: &str) -> Result<Self, TemplateError> {
-        Self::with_entries(tokenizer, vec![Entry { source: TemplateSource::File, text: text.to_owned() }])
+        Self::with_entries(tokenizer, vec![Entry::new(TemplateSource::File, text)])
     }
 
     fn with_entries(tokenizer: &Tokenizer, mut entries: Vec<Entry>) -> Result<Self, TemplateError> {
@@ -168,17 +181,29 @@ impl ChatTemplate {
             ("pad_token", text_of(tokenizer.pad())),
             ("unk_token", text_of(tokenizer.unk())),
         ];
-        let this = Self {
+        let mut this = Self {
             entries,
             specials: tokenizer.structural().clone(),
             variables: variables.into_iter().filter_map(|(name, text)| text.map(|text| (name, text))).collect(),
             model_markup: guard::model_markup(tokenizer),
+            picture_token: tokenizer.picture_token(),
         };
         for entry in &this.entries {
             let guard = Guard::new(&this.specials, &entry.text, &this.variables, &this.model_markup, &[], &Map::new())?;
             compile(&guard.template(&entry.text), 0, None)?;
         }
+        let contents: Vec<Contents> = this.entries.iter().map(|entry| this.contents_for(entry)).collect();
+        this.entries.iter_mut().zip(contents).for_each(|(entry, contents)| entry.contents = contents);
         Ok(this)
+    }
+
+    /// Tries whether a template writes a place for a picture.
+    fn contents_for(&self, entry: &Entry) -> Contents {
+        let Some(place) = self.picture_token.map(Segment::Token) else { return Contents::AsTheyAre };
+        let message = json!({ "role": "user", "content": [{ "type": "image" }, { "type": "text", "text": "What is this?" }] });
+        let rendered = self.render_entry(entry, &ChatRequest::new(vec![message]));
+        let places = rendered.map_or(0, |chat| chat.segments.iter().filter(|segment| **segment == place).count());
+        if places == 1 { Contents::AsTheyAre } else { Contents::AsText }
     }
 
     /// Which template [`Self::render`] uses for `request`, so that a fallback can be reported.
@@ -189,6 +214,11 @@ impl ChatTemplate {
     /// True if the template asks for `enable_thinking`.
     pub fn can_think(&self) -> bool {
         self.entries.iter().any(|entry| entry.text.contains("enable_thinking"))
+    }
+
+    /// True if the templates write the places of pictures themselves; otherwise these are put into the text that they are given.
+    pub fn writes_pictures(&self) -> bool {
+        self.entries.iter().all(|entry| entry.contents == Contents::AsTheyAre)
     }
 
     /// With tools, the file's `tool_use` template if it has one; otherwise its main one.
@@ -225,7 +255,8 @@ impl ChatTemplate {
             return Err(TemplateError::BadMessage { index });
         }
         let inputs: Vec<&Json> = request.messages.iter().chain(&request.tools).collect();
-        let guard = Guard::new(&self.specials, &entry.text, &self.variables, &self.model_markup, &inputs, &request.extra)?;
+        let mut guard = Guard::new(&self.specials, &entry.text, &self.variables, &self.model_markup, &inputs, &request.extra)?;
+        guard.contents = entry.contents;
         let vars = self.context(&guard, request);
         let input_bytes = (guard.input_bytes() + entry.text.len()) as u64;
         let fuel = FUEL_BASE + FUEL_PER_INPUT_BYTE * input_bytes;

@@ -108,9 +108,18 @@ impl<'a> Lowering<'a> {
         Ok(Second::Before { at, stride })
     }
 
+    /// Whether products of these rows with quantised weights round them.
+    pub(super) fn rounds_activations(&self, x: View) -> bool {
+        match self.target.activations {
+            Activations::Float => false,
+            Activations::TwoBytes => true,
+            Activations::TwoBytesOfMany => !self.few_rows(x),
+        }
+    }
+
     /// Rounds the rows of a view, if the device wants that for a format and has not done so for this view.
     pub(super) fn quantise(&mut self, x: View, format: Format) -> Outcome<(u32, u32)> {
-        if self.target.activations == Activations::Float || !rounds(format) {
+        if !self.rounds_activations(x) || !rounds(format) {
             return Ok((NONE, 0));
         }
         if let Some(q) = self.quantised.filter(|q| q.x == x) {

@@ -10,7 +10,7 @@ use super::args::{Args, NONE};
 use super::kernels::{Kernel, MAX_VECTOR_ROWS, Operand};
 use super::launch::{Count, Extent, Launch, Lowered, Region, Window};
 use super::run_block::RunLayout;
-use super::target::{Activations, Target};
+use super::target::Target;
 use crate::backend::ArenaSizes;
 use crate::backend::params::Limits;
 use crate::program::{
@@ -156,7 +156,7 @@ impl<'a> Lowering<'a> {
                 Op::ExpertGated { x, .. } | Op::ExpertDown { x, .. } | Op::ExpertDownEach { x, .. } => Some(*x),
                 _ => None,
             };
-            if let (Some(x), Activations::TwoBytes) = (x, self.target.activations) {
+            if let Some(x) = x.filter(|x| self.rounds_activations(*x)) {
                 let rows = self.max_rows(x);
                 activations = activations.max(u64::from(rows) * u64::from(quantised_stride(x.width)));
             }
