@@ -65,7 +65,7 @@ pub trait Encoder: Send + 'static {
 
 /// What comes so soon after the last piece waits and goes out with what comes meanwhile. A fast model writes more pieces a
 /// second than anybody can read, and each costs a wake-up and a packet on both sides.
-const GATHER: Duration = Duration::from_millis(5);
+const GATHER: Duration = Duration::from_millis(10);
 
 /// What a reader does not fetch waits with the turn, not here.
 const MOST_GATHERED_BYTES: usize = 64 << 10;
