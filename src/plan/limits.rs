@@ -77,7 +77,7 @@ impl RamExperts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeldCards {
-    /// Refuse if the card would have to be left out because of it.
+    /// Refuse if the plan is slower because it leaves the card out, or has only the smaller part of it.
     Refuse,
     /// Take what is free, or leave the card out.
     Use,

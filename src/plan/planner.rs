@@ -213,7 +213,7 @@ pub fn decide(model: &PlanModel, machine: &Machine, limits: &Limits, want_others
     let found = search::search(&ctx, &supplies, want_others);
     let held = held_cards(&ctx);
     match &found.best {
-        Some(best) if !leaves_out_held(&ctx, best, &held) => Ok(build(&ctx, &supplies, best, &found, &held)),
+        Some(best) if !suffers_from_held(&ctx, best, &held) => Ok(build(&ctx, &supplies, best, &found, &held)),
         Some(_) => Err(Box::new(Refusal::held(held))),
         None => Err(Box::new(does_not_fit(&ctx, &supplies, held))),
     }
@@ -240,19 +240,21 @@ fn held_cards(ctx: &Context<'_>) -> Vec<HeldCard> {
     .collect()
 }
 
-/// A held card is not left out in silence, unless the user said so or would not need it anyway.
-fn leaves_out_held(ctx: &Context<'_>, best: &Layout, held: &[HeldCard]) -> bool {
-    if ctx.limits.held_cards == HeldCards::Use {
+/// A plan is not slower in silence because it leaves a held card out, or makes do with the smaller part of one: then it is refused,
+/// unless the user allows it, says himself what lies where, or it would be no faster with the cards free.
+fn suffers_from_held(ctx: &Context<'_>, best: &Layout, held: &[HeldCard]) -> bool {
+    if ctx.limits.held_cards == HeldCards::Use || ctx.limits.layer_split.is_some() {
         return false;
     }
-    let unused = held.iter().filter(|h| !best.cards.iter().any(|&c| ctx.machine.cards[c].id == h.card)).map(|h| h.card.as_str());
-    let unused: Vec<&str> = unused.collect();
-    if unused.is_empty() {
+    let is_used = |h: &HeldCard| best.cards.iter().any(|&c| ctx.machine.cards[c].id == h.card);
+    let hurts = held.iter().filter(|h| !is_used(h) || h.held > h.free);
+    let hurts: Vec<&str> = hurts.map(|h| h.card.as_str()).collect();
+    if hurts.is_empty() {
         return false;
     }
-    let freed = remedy::with_cards_freed(ctx.machine, &unused);
-    let Ok(plan) = decide(ctx.model, &freed, ctx.limits, false) else { return true };
-    plan.stages.iter().any(|s| unused.contains(&s.card_id.as_str()))
+    let freed = remedy::with_cards_freed(ctx.machine, &hurts);
+    let freed = decide(ctx.model, &freed, ctx.limits, false);
+    freed.is_ok_and(|plan| plan.predicted.objective_s < best.objective_s)
 }
 
 fn sized(ctx: &Context<'_>, supplies: &HostSupplies, layout: &Layout) -> (Vec<SizedStage>, LayoutSums, HostNeed) {

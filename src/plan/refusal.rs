@@ -96,7 +96,7 @@ impl Refusal {
 
     pub fn held(held: Vec<HeldCard>) -> Refusal {
         let cards = held.iter().map(|h| h.card.as_str()).collect::<Vec<_>>().join(", ");
-        let message = format!("{cards}: held by other programs; a plan as things are would leave it out");
+        let message = format!("{cards}: held by other programs; a plan as things are would be slower for it");
         Refusal { kind: RefusalKind::CardHeld, held, ..Refusal::invalid(message) }
     }
 
