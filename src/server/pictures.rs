@@ -44,13 +44,13 @@ impl Default for PictureRoom {
 impl PictureRoom {
     /// Bytes of the prepared pictures that requests still need.
     pub fn held_bytes(&self) -> usize {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        held.retain(|patches| patches.strong_count() > 0);
-        held.iter().filter_map(Weak::upgrade).map(|patches| bytes_of(&patches)).sum()
+        bytes_still_held(&mut self.held.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Counts a picture among those that requests still need. Requests come at the same time, so looking and taking are one.
     fn hold(&self, patches: &Arc<Patches>) -> Result<(), ApiError> {
-        let (held, more) = (self.held_bytes(), bytes_of(patches));
+        let mut pictures = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let (held, more) = (bytes_still_held(&mut pictures), bytes_of(patches));
         if held + more > self.most_bytes {
             let message = format!(
                 "the pictures of all requests that wait or run take {held} bytes, {more} more would be beyond the limit of {}; \
@@ -59,9 +59,15 @@ impl PictureRoom {
             );
             return Err(ApiError::new(Kind::Busy, message));
         }
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(patches));
+        pictures.push(Arc::downgrade(patches));
         Ok(())
     }
+}
+
+/// Forgets the pictures that nobody needs any more.
+fn bytes_still_held(pictures: &mut Vec<Weak<Patches>>) -> usize {
+    pictures.retain(|patches| patches.strong_count() > 0);
+    pictures.iter().filter_map(Weak::upgrade).map(|patches| bytes_of(&patches)).sum()
 }
 
 fn bytes_of(patches: &Patches) -> usize {
@@ -193,6 +199,7 @@ mod tests {
         // A request that is over gives its room back.
         drop(first);
         room.hold(&second).unwrap();
+        assert!(room.hold(&picture(101)).is_err(), "600 of 1000 bytes are taken");
         assert_eq!(room.held_bytes(), 600);
     }
 
